@@ -1,0 +1,1 @@
+"""Keeps one training run going until a committed checkpoint at the target step exists. Never imports JAX."""

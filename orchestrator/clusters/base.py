@@ -1,0 +1,102 @@
+"""What the orchestrator sees of a cluster and may do to it. Carries out decisions; makes none.
+
+A *gang* is what one attempt runs as: a JobSet (with its Kueue Workload) on Kubernetes, a supervised group of processes on
+the local cluster. Kueue and JobSet may take a gang down and bring it up again; each coming-up is an *admission*
+with its own key, so that the ending of one is never taken for the ending of another.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from trainer.rundir.records import AttemptSpec, Evidence
+
+
+class ClusterUnavailable(Exception):
+    """The cluster did not answer; nothing is known, nothing may be concluded."""
+
+
+class SubmitConflict(Exception):
+    """A gang of this name exists and is not ours (another nonce)."""
+
+
+@dataclass(frozen=True)
+class ContainerEnd:
+    """How one trainer container ended. `time` is the cluster's clock, used only to order the containers of one gang."""
+
+    pod: str
+    pod_uid: str
+    rank: int
+    exit_code: int | None = None
+    signal: int | None = None
+    time: float = 0.0
+
+
+@dataclass(frozen=True)
+class Admission:
+    """One coming-up of a gang. Its signals are in the order of DESIGN 'which cause wins': queue, node, pod, container."""
+
+    key: str
+    restart_attempt: int
+    queued_at: float | None = None
+    began: float | None = None
+    ended: float | None = None
+    # Evidence about why it ended, by kind of source; each list may be empty.
+    queue_signals: tuple[Evidence, ...] = ()  # e.g. Workload Evicted=True/Preempted
+    node_signals: tuple[Evidence, ...] = ()  # e.g. node NotReady, termination taint
+    pod_signals: tuple[Evidence, ...] = ()  # e.g. DisruptionTarget
+    containers: tuple[ContainerEnd, ...] = ()
+    pod_uids: tuple[str, ...] = ()
+
+
+GangPhase = Literal["Queued", "Running", "Succeeded", "Failed", "Deactivated", "Deleting"]
+
+
+@dataclass(frozen=True)
+class Gang:
+    """One attempt's gang as the cluster shows it. `admissions` holds ended ones and, last, the current one if any."""
+
+    name: str
+    uid: str
+    attempt: int
+    nonce: str
+    phase: GangPhase
+    admissions: tuple[Admission, ...] = ()
+    queued_since: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """All gangs of one run, and what capacity there is. `free_devices` None: the cluster cannot tell."""
+
+    cluster_uid: str
+    gangs: tuple[Gang, ...] = ()
+    quota_devices: dict[str, int] | None = None  # family (cpu, tpu7x, v5p) -> devices this run could have at most now
+    warnings: tuple[str, ...] = field(default=())
+
+
+@dataclass(frozen=True)
+class GangRequest:
+    """What to submit: everything is derived from (run, attempt, plan), so that a second submission collides."""
+
+    run: str
+    run_directory: str
+    spec: AttemptSpec
+    command: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class Cluster(Protocol):
+    """Carries out. Every call is idempotent; every call may raise ClusterUnavailable."""
+
+    uid: str
+    namespace: str
+
+    def observe(self, run: str) -> ClusterView:
+        """The gangs of `run`, ended ones included until they are deleted."""
+
+    def submit(self, request: GangRequest) -> Gang:
+        """Create the gang named request.spec.gang. Exists with our nonce: returns it. Raises SubmitConflict otherwise."""
+
+    def delete(self, name: str, uid: str, grace_seconds: float) -> None:
+        """End the gang `name` if its uid is still `uid`: SIGTERM, after the grace SIGKILL. Returns at once; gone is fine."""

@@ -1,0 +1,72 @@
+"""The base of every document we write or read: immutable, typed strictly, unknown fields refused with a suggestion."""
+
+import difflib
+import json
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trainer.errors import ConfigurationError
+
+
+class Frozen(BaseModel):
+    """Immutable model; equal content means equal canonical JSON."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+    def canonical(self) -> bytes:
+        """The one byte form of this document: sorted keys, no spaces, UTF-8."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+    @classmethod
+    def parse(cls, data: Any, source: str) -> Self:
+        """Validate `data` (a mapping, or JSON bytes) read from `source`.
+
+        Raises ConfigurationError naming `source`, the field and the nearest known field.
+        """
+        try:
+            if isinstance(data, (bytes, str)):
+                return cls.model_validate_json(data)
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise ConfigurationError(f"{source}: {explain_validation(error, cls)}") from None
+
+
+def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
+    """One line per problem: dotted field, what is wrong, and for an unknown field the nearest known one."""
+    lines = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"]) or "document"
+        if problem["type"] == "extra_forbidden":
+            known = _fields_at(model, problem["loc"][:-1])
+            near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(sorted(known))}"
+            lines.append(f"{path}: unknown field; {hint}")
+        else:
+            lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r})")
+    return "; ".join(lines)
+
+
+def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
+    """Names (aliases first) of the fields of the model that `path` leads to."""
+    current: Any = model
+    for part in path:
+        if isinstance(part, int):
+            continue
+        fields = getattr(current, "model_fields", {})
+        match = next((f for n, f in fields.items() if part in (n, f.alias)), None)
+        if match is None:
+            return []
+        current = _model_in(match.annotation)
+    return [f.alias or n for n, f in getattr(current, "model_fields", {}).items()]
+
+
+def _model_in(annotation: Any) -> Any:
+    """The pydantic model inside Optional, tuple, list or union annotations; None when there is none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _model_in(argument)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,198 @@
+"""The frozen definition of a training: model, data, order, optimizer, schedule, batch. It never mentions hardware.
+
+A recipe is a Python file with constants on top and a function `recipe() -> Recipe` (trainer/recipes/). `load` reads it,
+`freeze` measures its data files, and the frozen recipe has a fingerprint: two runs with the same fingerprint train on
+the same batches with the same mathematics. Importable without JAX.
+"""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from trainer.errors import ConfigurationError
+from trainer.frozen import Frozen
+
+DTYPE_BYTES = {"uint8": 1, "uint16": 2, "uint32": 4}
+
+
+class Model(Frozen):
+    """OLMo 3 at any size (arXiv 2512.13961, table 33)."""
+
+    vocab_size: int = Field(gt=0, description="ids the tokenizer can produce")
+    padded_vocab_size: int = Field(gt=0, description="rows of the embedding and of the head; the extra ones are never targets")
+    d_model: int = Field(gt=0)
+    n_layers: int = Field(gt=0)
+    n_heads: int = Field(gt=0)
+    n_kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    mlp_hidden: int = Field(gt=0)
+    window_pattern: tuple[int, ...] = Field(
+        default=(4096, 4096, 4096, -1),
+        description="attention window per layer, repeated; it includes the token itself; -1 is full attention; the last layer is always full",
+    )
+    rope_theta: float = 500_000.0
+    norm_eps: float = 1e-6
+    init_std: float = 0.02
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Model":
+        if self.padded_vocab_size < self.vocab_size:
+            raise ValueError(f"padded_vocab_size {self.padded_vocab_size} is below vocab_size {self.vocab_size}")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} must be even: rotary embeddings turn pairs")
+        if not self.window_pattern or any(w == 0 or w < -1 for w in self.window_pattern):
+            raise ValueError("window_pattern needs positive windows, or -1 for full attention")
+        return self
+
+    def window(self, layer: int) -> int:
+        """Attention window of `layer`, itself included; -1 is full. The last layer is always full."""
+        return -1 if layer == self.n_layers - 1 else self.window_pattern[layer % len(self.window_pattern)]
+
+
+class DataFile(Frozen):
+    """One file of raw little-endian tokens without a header, as OLMo-core writes them."""
+
+    path: str = Field(description="relative to the data root, which is not part of the recipe")
+    bytes: int | None = Field(default=None, ge=0, description="measured when the recipe is frozen")
+
+
+class Order(Frozen):
+    """Which instances make up batch t. `version` changes whenever the same seed would give another order."""
+
+    kind: Literal["olmo_core", "feistel"]
+    seed: int
+    version: Literal[1] = 1
+
+
+class Data(Frozen):
+    """The training mix and the held-out set. Instance i: files in this order, each cut into whole windows."""
+
+    files: tuple[DataFile, ...] = Field(min_length=1)
+    held_out: tuple[DataFile, ...] = ()
+    dtype: Literal["uint8", "uint16", "uint32"] = "uint32"
+    eos_id: int = Field(ge=0)
+    omitted_files: tuple[str, ...] = Field(default=(), description="files of the original mix left out on purpose")
+    order: Order
+
+
+class Optimizer(Frozen):
+    """SkipStepAdamW (OLMo-core): decoupled decay on all but the embedding, one global clip, a spike is skipped."""
+
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    grad_clip: float = 1.0
+    skip_window: int = Field(default=128, ge=2, description="losses and norms remembered for the skip rule")
+    skip_sigma: float = 6.0
+    z_loss: float = 1e-5
+
+
+class SchedulePiece(Frozen):
+    """Learning rate for steps below `until_step` (None: for ever), by global step, warmup from 0 to peak.
+
+    `shape` says what follows the warmup: cosine or linear to alpha_f · peak at total_steps, or constant.
+    `half_cosine` is OLMo-core's HalfCosWithWarmup: the second half of a cosine, centred on the end of the warmup.
+    """
+
+    shape: Literal["cosine", "half_cosine", "linear", "constant"]
+    peak: float = Field(gt=0)
+    warmup_steps: int = Field(ge=0)
+    total_steps: int = Field(gt=0)
+    alpha_f: float = Field(ge=0, le=1)
+    until_step: int | None = Field(default=None, gt=0)
+
+
+class Recipe(Frozen):
+    """One stage of training. Everything here decides the numbers; nothing here depends on the machine."""
+
+    name: str
+    stage: str = "stage1"
+    model: Model
+    data: Data
+    optimizer: Optimizer = Optimizer()
+    schedule: tuple[SchedulePiece, ...] = Field(min_length=1)
+    global_batch: int = Field(default=512, gt=0, description="instances per optimizer step")
+    sequence_length: int = Field(gt=1, description="tokens per instance")
+    init_seed: int = 0
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    param_dtype: Literal["float32"] = "float32"
+    reduction: Literal["fast"] = Field(default="fast", description="order of floating-point sums across devices is left to XLA")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Recipe":
+        if self.data.eos_id >= self.model.vocab_size:
+            raise ValueError(f"data.eos_id {self.data.eos_id} is not below model.vocab_size {self.model.vocab_size}")
+        train = {f.path for f in self.data.files}
+        shared = sorted(train & {f.path for f in self.data.held_out})
+        if shared:
+            raise ValueError(f"data.held_out shares files with data.files: {', '.join(shared)}; held-out text must never be trained on")
+        if len(train) != len(self.data.files):
+            raise ValueError("data.files names a file twice; its instances would be read twice per epoch")
+        return self
+
+    def fingerprint(self) -> str:
+        """sha256 of all that decides the numbers; the name is not among it."""
+        body = self.model_dump(mode="json", exclude={"name"})
+        return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    def instances_in(self, file: DataFile) -> int:
+        """Whole windows of one file; the rest is never read. Needs a frozen recipe."""
+        if file.bytes is None:
+            raise ConfigurationError(f"data file {file.path}: size not measured yet; freeze the recipe first")
+        return file.bytes // DTYPE_BYTES[self.data.dtype] // self.sequence_length
+
+    @property
+    def instances(self) -> int:
+        """Instances in one epoch before the tail is dropped."""
+        return sum(self.instances_in(f) for f in self.data.files)
+
+
+def load(reference: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe named `reference` (a module of trainer.recipes, or a path to a .py file), with dotted overrides.
+
+    Raises ConfigurationError for an unknown name (naming the known ones), a file without `recipe()`, or an override
+    of a field that does not exist.
+    """
+    module = _module(reference)
+    if not callable(getattr(module, "recipe", None)):
+        raise ConfigurationError(f"recipe {reference!r}: the file defines no function recipe(); see trainer/recipes/tiny.py")
+    recipe = module.recipe()
+    if not isinstance(recipe, Recipe):
+        raise ConfigurationError(f"recipe {reference!r}: recipe() returned {type(recipe).__name__}, not trainer.recipe.Recipe")
+    return override(recipe, overrides or {})
+
+
+def override(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
+    """`recipe` with dotted fields replaced, validated again as a whole."""
+    body = recipe.model_dump(mode="json")
+    for dotted, value in overrides.items():
+        node: Any = body
+        *parents, last = dotted.split(".")
+        for part in parents:
+            node = node.get(part) if isinstance(node, dict) else None
+        if not isinstance(node, dict):
+            raise ConfigurationError(f"recipe override {dotted!r}: no such field; fields: {', '.join(sorted(body))}")
+        node[last] = value
+    return Recipe.parse(body, f"recipe {recipe.name!r}")
+
+
+def _module(reference: str) -> ModuleType:
+    folder = Path(__file__).parent / "recipes"
+    path = Path(reference) if reference.endswith(".py") else folder / f"{reference}.py"
+    if not path.is_file():
+        known = sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
+        raise ConfigurationError(f"recipe {reference!r} not found; known recipes: {', '.join(known)}; or give a path to a .py file")
+    spec = importlib.util.spec_from_file_location(f"trainer.recipes.{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,242 @@
+"""The documents of the run directory, one model each (docs/run-directory.md says who writes which, and when).
+
+Every document carries `version`. A reader that meets a higher one stops: it may not guess what it does not know.
+Times are UNIX seconds, for people; nothing is ever decided by comparing them.
+"""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field
+
+from trainer.errors import ConfigurationError
+from trainer.frozen import Frozen
+from trainer.plan import Plan
+from trainer.settings import InitFrom, Settings
+
+VERSION = 1
+
+
+class Record(Frozen):
+    """A versioned document."""
+
+    version: int = VERSION
+
+    @classmethod
+    def read(cls, data: bytes, source: str) -> Self:
+        """Parse `data`; ConfigurationError names `source` and, for a newer version, says to upgrade."""
+        newer = newer_version(data)
+        if newer is not None:
+            raise ConfigurationError(
+                f"{source}: written by a newer untildone (document version {newer}, this one reads up to {VERSION}); upgrade untildone, nothing was changed"
+            )
+        return cls.parse(data, source)
+
+
+def newer_version(data: bytes) -> int | None:
+    """The version of a document that this code is too old to read; None when it is readable or no document at all."""
+    import json
+
+    try:
+        version = json.loads(data).get("version")
+    except (ValueError, AttributeError):
+        return None
+    return version if isinstance(version, int) and version > VERSION else None
+
+
+class CommitRef(Frozen):
+    """Names commits/<attempt>.<start>/<step>.json."""
+
+    attempt: int = Field(ge=0)
+    start: int = Field(ge=0)
+    step: int = Field(ge=0)
+
+    @property
+    def key(self) -> str:
+        return f"commits/{self.attempt}.{self.start}/{self.step}.json"
+
+    @property
+    def checkpoint(self) -> str:
+        return f"checkpoints/{self.attempt}.{self.start}/{self.step}"
+
+    def __str__(self) -> str:
+        return f"step {self.step} of start {self.attempt}.{self.start}"
+
+
+class Head(Record):
+    """Who may commit, and which commit is current. Changed by compare-and-swap only, never deleted."""
+
+    attempt: int = Field(ge=1)
+    start: int = Field(ge=0, description="0: submitted, not yet claimed")
+    pod_uid: str | None = Field(default=None, description="rank 0 of the start that claimed")
+    restart_attempt: int = Field(default=-1, description="gang restarts of the attempt when it claimed; -1 before any claim")
+    commit: CommitRef | None = None
+    op_id: str = Field(description="fresh for every swap: how a writer recognises its own write")
+
+
+class InitRecord(Record):
+    """Where the weights came from."""
+
+    source: InitFrom | None
+    commit: CommitRef | None = None
+    checkpoint_uri: str | None = None
+    digest: dict[str, int] | None = None
+
+
+class AttemptSpec(Record):
+    """attempts/<n>/spec.json: everything a gang needs besides the recipe."""
+
+    attempt: int = Field(ge=1)
+    nonce: str
+    gang: str = Field(description="name of the JobSet or local gang")
+    plan: Plan
+    settings: Settings
+    image: str = Field(description="image digest, or the trainer's version on the local cluster")
+    submitted_by: str = ""
+
+
+class Submitted(Record):
+    """attempts/<n>/submitted.json: the cluster accepted the gang."""
+
+    cluster_uid: str
+    namespace: str
+    gang_uid: str
+
+
+class StartRecord(Record):
+    """attempts/<n>/<k>/start.json: written by rank 0 right after its claim."""
+
+    attempt: int
+    start: int
+    pod_uid: str
+    restart_attempt: int
+    processes: int
+    devices: int
+    device_kind: str
+    restored: CommitRef | None
+    versions: dict[str, str]
+    fingerprint: str
+    settings: Settings
+    plan: Plan
+    time: float
+
+
+class SetAside(Record):
+    """attempts/<n>/<k>/set-aside-<step>.json: a damaged commit that this start refused; its parent was used."""
+
+    commit: CommitRef
+    parent: CommitRef | None
+    reason: str
+    time: float
+
+
+Phase = Literal["Starting", "Restoring", "Compiling", "Training", "Evaluating", "Saving", "Exiting", "Done"]
+
+
+class Progress(Record):
+    """attempts/<n>/<k>/progress.json, or before the claim attempts/<n>/pods/<uid>/progress.json. Overwritten."""
+
+    phase: Phase
+    step: int | None = None
+    committed_step: int | None = None
+    target_step: int | None = None
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    step_seconds: float | None = None
+    phase_seconds: dict[str, float] = Field(default_factory=dict, description="seconds spent in each phase by this start")
+    host_step_seconds: list[float] = Field(default_factory=list, description="last step per process")
+    beats: int = Field(description="counts up with every write: a reader watches it change on its own clock")
+    time: float
+
+
+class ExitRecord(Record):
+    """attempts/<n>/<k>/exit.json (or under pods/<uid>/ before the claim): why a process ended, as it saw it."""
+
+    code: int
+    reason: str
+    error: str = ""
+    traceback: str = ""
+    phase: Phase | None = None
+    step: int | None = None
+    signal_seen: bool = False
+    rank: int | None = None
+    time: float
+
+
+class FileEntry(Frozen):
+    """One file of a checkpoint, as it was when the commit was made."""
+
+    path: str
+    bytes: int
+    crc32c: int
+
+
+class StepLogFile(Frozen):
+    """One immutable piece of the step log: steps first..last, one JSON line each."""
+
+    key: str
+    first: int
+    last: int
+    crc32c: int
+
+
+class CommitRecord(Record):
+    """commits/<n>.<k>/<step>.json: a checkpoint exists for readers only if HEAD reaches this."""
+
+    ref: CommitRef
+    parent: CommitRef | None
+    checkpoint: str = Field(description="key of the checkpoint folder in the run directory")
+    files: tuple[FileEntry, ...]
+    digest: dict[str, int] = Field(description="state digest per leaf; mesh independent")
+    step_log: tuple[StepLogFile, ...] = Field(description="the log of the steps parent.step+1 .. ref.step")
+    fingerprint: str
+    versions: dict[str, str]
+    save_seconds: float
+    time: float
+
+
+class StepLine(Frozen):
+    """One line of the step log, written when step `step` completed (it used batch step-1)."""
+
+    step: int
+    loss: float = Field(description="cross entropy, mean over the global batch, exactly the float32 that was computed")
+    grad_norm: float
+    lr: float
+    skipped: bool
+    ids: str = Field(description="hash of the instance ids that reached the devices, in batch order")
+    data: str = Field(description="hash of the tokens that reached the devices")
+    seconds: float
+
+
+Category = Literal["preempted", "host-failure", "maintenance", "hang", "application-error", "bad-configuration", "storage", "fenced", "non-finite", "mixed-gang", "plan-change", "deactivated", "gone", "completed", "unknown", "unknown-while-absent"]
+
+
+class Evidence(Frozen):
+    """One fact that decided a cause, verbatim."""
+
+    source: str = Field(description="object it was read from, e.g. pod demo-a1-0 or Workload jobset-demo-a1")
+    field: str
+    value: str
+
+
+class Ending(Record):
+    """attempts/<n>/endings/<i>.json: one entry of the ledger, written once."""
+
+    attempt: int
+    start: int | None = Field(description="None: it ended before a start was claimed")
+    index: int = Field(ge=1)
+    key: str = Field(description="identifies the ending in the cluster, so that nobody charges it twice")
+    cause: Category
+    evidence: tuple[Evidence, ...]
+    charged: bool = Field(description="whether it counts against the budget of its cause")
+    first_step: int | None = Field(default=None, description="steps completed when the start began training")
+    last_step: int | None = Field(default=None, description="last step known to be completed")
+    last_committed_step: int = 0
+    seconds: dict[str, float] = Field(default_factory=dict, description="by phase: queue, Starting, Restoring, Compiling, Training, …")
+    began: float | None = None
+    ended: float | None = None
+
+
+def describe(record: Record) -> dict[str, Any]:
+    """Plain JSON form, for --json outputs."""
+    return record.model_dump(mode="json")

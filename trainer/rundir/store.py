@@ -1,0 +1,77 @@
+"""Objects by key, on disk or in a bucket: the six operations that the run directory needs, and what they promise.
+
+Keys are relative paths with forward slashes. Each operation either happened, or raises:
+NotFound, AlreadyExists and Conflict are certain answers; StorageUnavailable is an unknown outcome.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainer.errors import ConfigurationError
+
+
+class NotFound(Exception):
+    """There is no such object. Certain."""
+
+
+class AlreadyExists(Exception):
+    """The object exists and was left alone. Certain."""
+
+
+class Conflict(Exception):
+    """The object is at another generation and was left alone. Certain only once the caller has looked for its own write."""
+
+
+class StoreRefused(ConfigurationError):
+    """This store can never work as it is: missing, read-only, or its file system lacks what a swap needs."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    """An object's bytes and the generation they had."""
+
+    data: bytes
+    generation: int
+
+
+@dataclass(frozen=True)
+class Stat:
+    """An object's size and crc32c (Castagnoli), without its bytes."""
+
+    key: str
+    bytes: int
+    crc32c: int
+
+
+class Store(Protocol):
+    """The store below one run directory. Implementations: DiskStore, GcsStore; `open_store(uri)` picks one."""
+
+    uri: str
+
+    def get(self, key: str) -> Blob:
+        """Newest bytes of `key`. Raises NotFound, StorageUnavailable."""
+
+    def create(self, key: str, data: bytes) -> None:
+        """Write `key` once, durably, all or nothing. Raises AlreadyExists, StorageUnavailable."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Overwrite `key`, all or nothing; not durable at once. For heartbeats only."""
+
+    def swap(self, key: str, data: bytes, expected: int) -> int:
+        """Replace generation `expected` (0: no object) of `key`; returns the new generation.
+
+        Raises Conflict when another generation is there, StorageUnavailable when the outcome is unknown.
+        A swapped key is never deleted, so a generation is never used again.
+        """
+
+    def list(self, prefix: str) -> list[str]:
+        """Keys below `prefix`, sorted. For collecting debris and for reports; never to decide what is committed."""
+
+    def stat_tree(self, prefix: str) -> list[Stat]:
+        """Every object below `prefix` with size and crc32c, sorted by key. On disk this reads the bytes."""
+
+    def delete_tree(self, prefix: str) -> None:
+        """Remove every object below `prefix`. Missing is fine."""
+
+    def probe(self) -> None:
+        """Check once that the store can keep the promises above. Raises StoreRefused naming what is missing."""
