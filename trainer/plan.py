@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from trainer.errors import ConfigurationError
 from trainer.frozen import Frozen
 
 
@@ -42,3 +43,19 @@ class Plan(Frozen):
     @property
     def devices_per_process(self) -> int:
         return self.devices // self.processes
+
+
+def split_batch(global_batch: int, devices: int, max_micro_batch: int) -> tuple[int, int]:
+    """(micro_batch, accumulation) with `devices · micro_batch · accumulation == global_batch`, exactly.
+
+    Fewer devices mean more accumulation: the micro-batch is the largest divisor of the per-device batch that is at most
+    `max_micro_batch`, so what one forward pass needs of memory never grows. Raises ConfigurationError when the devices
+    do not divide the batch.
+    """
+    if global_batch % devices:
+        raise ConfigurationError(
+            f"global_batch {global_batch} cannot be split exactly over {devices} devices; use a device count that divides it"
+        )
+    per_device = global_batch // devices
+    micro_batch = next(m for m in range(min(per_device, max(max_micro_batch, 1)), 0, -1) if per_device % m == 0)
+    return micro_batch, per_device // micro_batch
