@@ -1,0 +1,45 @@
+# make demo   sets up everything, then shows a real run survive every kind of interruption
+# make test   sets up everything, then runs all checks and tests
+.DEFAULT_GOAL := help
+.PHONY: help env demo test test-fast check format bench bench-maxtext lock clean
+
+RUN := .venv/bin/python
+export PYTHONUNBUFFERED := 1
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+env:  ## make or refresh .venv from requirements/dev.txt
+	@tools/make-environment requirements/dev.txt
+
+demo: env  ## a real training run survives six kinds of interruption, with proof (demo-out/report.html)
+	@$(RUN) examples/demo.py --out demo-out
+
+check: env  ## format, lint, types, import contracts
+	@.venv/bin/ruff format --check --quiet . || { echo "run: make format"; exit 1; }
+	@.venv/bin/ruff check --quiet .
+	@.venv/bin/mypy --no-error-summary
+	@.venv/bin/lint-imports --no-cache | tail -n 2
+
+format: env  ## rewrite files in the project's format
+	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
+
+test-fast: env  ## unit tests: no processes, no cluster
+	@$(RUN) -m pytest tests/unit -q -n 2
+
+test: env check  ## everything: checks, unit tests, real processes
+	@$(RUN) -m pytest tests/unit -q -n 2
+	@$(RUN) -m pytest tests/local -q --durations=15
+
+bench: env  ## the benchmarks that need no peer; each prints a ratio
+	@$(RUN) benchmarks/run.py
+
+bench-maxtext: env  ## installs MaxText beside us and compares step time and start-up
+	@$(RUN) benchmarks/maxtext.py
+
+lock:  ## compile the pinned requirement files from pyproject.toml (needs uv in .tools)
+	@.tools/bin/uv pip compile --quiet --no-header --no-emit-index-url --universal --python-version 3.12 --all-extras pyproject.toml -o requirements/dev.txt
+	@.tools/bin/uv pip compile --quiet --no-header --no-emit-index-url --universal --python-version 3.12 pyproject.toml -o requirements/orchestrator.txt
+
+clean:  ## remove what the commands above made
+	@rm -rf .venv .tools .cache demo-out bench-out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
