@@ -4,6 +4,7 @@ Keys are relative paths with forward slashes. Each operation either happened, or
 NotFound, AlreadyExists and Conflict are certain answers; StorageUnavailable is an unknown outcome.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,8 +52,17 @@ class Store(Protocol):
     def get(self, key: str) -> Blob:
         """Newest bytes of `key`. Raises NotFound, StorageUnavailable."""
 
+    def get_range(self, key: str, offset: int, length: int) -> bytes:
+        """Bytes offset .. offset + length of `key`, cut short (possibly to none) by the end of the object.
+
+        For large objects written once, such as the table of a data order. Raises NotFound, StorageUnavailable.
+        """
+
     def create(self, key: str, data: bytes) -> None:
         """Write `key` once, durably, all or nothing. Raises AlreadyExists, StorageUnavailable."""
+
+    def create_from_file(self, key: str, path: str | os.PathLike[str]) -> None:
+        """`create` with the content of a local file, streamed: never the whole of it in memory."""
 
     def put(self, key: str, data: bytes) -> None:
         """Overwrite `key`, all or nothing; not durable at once. For heartbeats only."""
