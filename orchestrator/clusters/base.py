@@ -48,7 +48,8 @@ class Admission:
     pod_uids: tuple[str, ...] = ()
 
 
-GangPhase = Literal["Queued", "Running", "Succeeded", "Failed", "Deactivated", "Deleting"]
+# Deleted: every process is proven gone; only the record of how it ended is left.
+GangPhase = Literal["Queued", "Running", "Succeeded", "Failed", "Deactivated", "Deleting", "Deleted"]
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,13 @@ class Gang:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """All gangs of one run, and what capacity there is. `free_devices` None: the cluster cannot tell."""
+    """All gangs of one run, and what capacity there is. `quota_devices` None: the cluster cannot tell."""
 
     cluster_uid: str
     gangs: tuple[Gang, ...] = ()
+    # Gangs that were deleted, phase Deleted, where the cluster still remembers how their admissions ended (the local
+    # cluster does, Kubernetes does not). They are gone: they hold no capacity and run nothing. For the ledger only.
+    deleted: tuple[Gang, ...] = ()
     quota_devices: dict[str, int] | None = None  # family (cpu, tpu7x, v5p) -> devices this run could have at most now
     warnings: tuple[str, ...] = field(default=())
 
