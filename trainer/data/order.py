@@ -52,11 +52,13 @@ class BatchOrder:
         self._epochs: OrderedDict[int, Permutation] = OrderedDict()
         if not self.batches_per_epoch:
             raise ConfigurationError(
-                f"global_batch {self.batch} is larger than the corpus of {self.instances} instances; lower global_batch or add data files"
+                f"global_batch {self.batch} is larger than the corpus of {self.instances} instances; "
+                "lower global_batch or add data files"
             )
         if self._order.kind == "olmo_core" and self.instances > 1 << 32:
             raise ConfigurationError(
-                f"data.order.kind olmo_core counts instances in uint32, but the corpus has {self.instances}; use kind feistel"
+                f"data.order.kind olmo_core counts instances in uint32, but the corpus has {self.instances}; "
+                "use kind feistel"
             )
         if self._order.kind == "olmo_core" and self._order.seed < -1:
             raise ConfigurationError(f"data.order.seed {self._order.seed}: olmo_core needs a seed that is not negative")
@@ -106,7 +108,8 @@ class BatchOrder:
             return _InMemory(olmo_core_permutation(self.instances, seed, epoch))
         if self._store is None:
             raise ConfigurationError(
-                f"data.order olmo_core over {self.instances} instances needs its table, which lies in the run directory; open the order with one"
+                f"data.order olmo_core over {self.instances} instances needs its table, "
+                "which lies in the run directory; name one"
             )
         return _Table(self._store, table_key(self.instances, seed, epoch), self.instances)
 
@@ -162,17 +165,20 @@ class _Table:
             whole = len(store.get_range(key, 4 * instances - 4, 8)) == 4
         except NotFound:
             raise ConfigurationError(
-                f"{store.uri}: the order's table {key} is missing; make it with: python -m trainer data order --run-directory {store.uri}"
+                f"{store.uri}: the order's table {key} is missing; make it with: "
+                f"python -m trainer data order --run-directory {store.uri}"
             ) from None
         if not whole:
             raise ConfigurationError(
-                f"{store.uri}: the order's table {key} is not {4 * instances} bytes long; remove it and make it again with: python -m trainer data order --run-directory {store.uri}"
+                f"{store.uri}: the order's table {key} is not {4 * instances} bytes long; remove it and make it again "
+                f"with: python -m trainer data order --run-directory {store.uri}"
             )
 
     def __call__(self, first: int, count: int) -> U64:
         ids = np.frombuffer(self._store.get_range(self._key, 4 * first, 4 * count), "<u4")
         if ids.size != count or int(ids.max()) >= self._instances:
             raise ConfigurationError(
-                f"{self._store.uri}: the order's table {self._key} is damaged at position {first}; remove it and make it again"
+                f"{self._store.uri}: the order's table {self._key} is damaged at position {first}; "
+                "remove it and make it again"
             )
         return ids.astype(np.uint64)

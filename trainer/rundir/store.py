@@ -4,6 +4,7 @@ Keys are relative paths with forward slashes. Each operation either happened, or
 NotFound, AlreadyExists and Conflict are certain answers; StorageUnavailable is an unknown outcome.
 """
 
+import builtins
 import os
 from dataclasses import dataclass
 from typing import Protocol
@@ -77,7 +78,7 @@ class Store(Protocol):
     def list(self, prefix: str) -> list[str]:
         """Keys below `prefix`, sorted. For collecting debris and for reports; never to decide what is committed."""
 
-    def stat_tree(self, prefix: str) -> list[Stat]:
+    def stat_tree(self, prefix: str) -> builtins.list[Stat]:
         """Every object below `prefix` with size and crc32c, sorted by key. On disk this reads the bytes."""
 
     def delete_tree(self, prefix: str) -> None:

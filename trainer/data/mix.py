@@ -1,0 +1,88 @@
+"""The corpus as a list of instances: files in the recipe's order, each cut into whole windows of S tokens.
+
+File f gives floor(tokens / S) instances; what is left at its end is never read, and no instance spans two files (as
+in OLMo-core's NumpyFSLDataset). Files are raw little-endian tokens without a header.
+"""
+
+from bisect import bisect_right
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.hashes import U64
+from trainer.data_root import DataRoot, open_root
+from trainer.errors import ConfigurationError
+from trainer.freezing import check_files
+from trainer.recipe import DTYPE_BYTES, Recipe
+
+I32 = npt.NDArray[np.int32]
+
+
+class Mix:
+    """The training files of a frozen recipe below a data root, or its held-out files. Thread-safe, picklable not."""
+
+    def __init__(self, recipe: Recipe, data_root: str | DataRoot, part: Literal["files", "held_out"] = "files") -> None:
+        """Reads nothing yet; `check` does. Raises ConfigurationError for a missing root or an unfrozen recipe."""
+        self.recipe = recipe
+        self.root = open_root(data_root) if isinstance(data_root, str) else data_root
+        self.part = part
+        self.files = recipe.data.files if part == "files" else recipe.data.held_out
+        self._starts = list(accumulate((recipe.instances_in(f) for f in self.files), initial=0))
+        self._dtype = np.dtype(recipe.data.dtype).newbyteorder("<")
+        self._instance_bytes = DTYPE_BYTES[recipe.data.dtype] * recipe.sequence_length
+
+    def __len__(self) -> int:
+        """Instances."""
+        return self._starts[-1]
+
+    def check(self) -> None:
+        """Look at every file again: missing, empty, truncated or changed ones are named in one ConfigurationError."""
+        check_files(self.recipe, self.files, self.root)
+
+    def locate(self, instance: int) -> tuple[int, int]:
+        """(file number, window in that file) of an instance. Raises IndexError for one that does not exist."""
+        if not 0 <= instance < len(self):
+            raise IndexError(f"instance {instance} is not below {len(self)}")
+        file = bisect_right(self._starts, instance) - 1
+        return file, instance - self._starts[file]
+
+    def instance(self, instance: int) -> I32:
+        """int32[S]: the tokens of one instance."""
+        return self.instances(np.array([instance], np.uint64))[0]
+
+    def instances(self, ids: U64) -> I32:
+        """int32[n, S]: the tokens of the instances `ids` (uint64[n]), row by row.
+
+        Raises ConfigurationError for a file that ends too early and for tokens that the model has no row for.
+        """
+        raw = np.empty((len(ids), self.recipe.sequence_length), self._dtype)
+        if self.root.read_threads > 2 and len(ids) > 1:
+            list(self._pool.map(self._read_row, ids.tolist(), raw))
+        else:
+            for instance, row in zip(ids.tolist(), raw, strict=True):
+                self._read_row(instance, row)
+        if raw.size and int(raw.max()) >= self.recipe.model.vocab_size:
+            self._refuse(ids, raw)
+        # uint32 below 2^31 has the same bits as int32: no second copy for the large dtype.
+        return raw.view(np.int32) if raw.dtype == np.dtype("<u4") else raw.astype(np.int32)
+
+    def _read_row(self, instance: int, row: npt.NDArray[np.unsignedinteger]) -> None:
+        file, window = self.locate(instance)
+        self.root.read_into(self.files[file].path, window * self._instance_bytes, memoryview(row).cast("B"))
+
+    @cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self.root.read_threads, thread_name_prefix="mix")
+
+    def _refuse(self, ids: U64, raw: npt.NDArray[np.unsignedinteger]) -> None:
+        vocab = self.recipe.model.vocab_size
+        row = int(np.argmax(raw.max(axis=1) >= vocab))
+        file, window = self.locate(int(ids[row]))
+        raise ConfigurationError(
+            f"data file {self.files[file].path}: token {int(raw[row].max())} in window {window} is not below "
+            f"model.vocab_size {vocab}; the file is damaged, or data.dtype {self.recipe.data.dtype} is not its dtype"
+        )

@@ -1,0 +1,207 @@
+"""Where token files lie: a folder or a gs:// prefix. Sizes and ranges of bytes, nothing else.
+
+The root is not part of the recipe: the same files under another root are the same data. Importable without JAX and
+without numpy, because the orchestrator measures files with it too.
+"""
+
+import os
+import stat
+import threading
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainer.errors import ConfigurationError, StorageUnavailable
+
+MAX_OPEN_FILES = 512  # the usual soft limit is 1,024 descriptors, and OLMo 3's mix has 1,016 files
+GCS_RETRY_SECONDS = 300
+
+
+class DataRoot(Protocol):
+    """Read access to the files of one root. Thread-safe."""
+
+    uri: str
+    read_threads: int
+
+    def size(self, path: str) -> int:
+        """Bytes of a file. Raises ConfigurationError when it is missing or may not be read, StorageUnavailable."""
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from `offset` on. Raises ConfigurationError when the file ends before, StorageUnavailable."""
+
+    def identity(self, path: str) -> str:
+        """A text that is equal for two names of one and the same object: links, or the same path written otherwise."""
+
+
+def open_root(uri: str) -> DataRoot:
+    """The root at `uri`. Raises ConfigurationError when a folder is missing or the scheme is unknown."""
+    if uri.startswith("gs://"):
+        return GcsRoot(uri)
+    if "://" in uri:
+        raise ConfigurationError(f"data root {uri}: unknown scheme; give a folder or a gs:// prefix")
+    return DiskRoot(uri)
+
+
+class DiskRoot:
+    """A folder. Reads are pread(2): unlike a memory map, a file that shrinks gives an error and not a SIGBUS."""
+
+    read_threads = 2  # page cache or local disk: the copy is the work
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        self._folder = Path(uri)
+        self._lock = threading.Lock()
+        self._descriptors: dict[str, int] = {}
+        if not self._folder.is_dir():
+            what = "is a file, not a folder" if self._folder.exists() else "does not exist"
+            raise ConfigurationError(f"data root {uri} {what}; set data.root to the folder of the token files")
+
+    def size(self, path: str) -> int:
+        full = self._folder / path
+        try:
+            status = full.stat()
+        except FileNotFoundError:
+            raise ConfigurationError(f"data file {path} is missing below {self.uri}") from None
+        except OSError as error:
+            raise ConfigurationError(f"data file {path} below {self.uri}: {error.strerror}") from None
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigurationError(f"data file {path} below {self.uri} is not a regular file")
+        if not os.access(full, os.R_OK):
+            raise ConfigurationError(f"data file {path} below {self.uri} may not be read by this user; change its mode")
+        return status.st_size
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        descriptor, keep = self._open(path)
+        try:
+            done = 0
+            while done < len(buffer):
+                got = os.preadv(descriptor, [buffer[done:]], offset + done)
+                if not got:
+                    raise _ended(path, self.uri, offset + len(buffer), offset + done)
+                done += got
+        except OSError as error:
+            raise StorageUnavailable(f"data file {path} below {self.uri}: {error.strerror}") from error
+        finally:
+            if not keep:
+                os.close(descriptor)
+
+    def identity(self, path: str) -> str:
+        status = (self._folder / path).stat()
+        return f"{status.st_dev}:{status.st_ino}"
+
+    def _open(self, path: str) -> tuple[int, bool]:
+        """A descriptor of `path`, and whether it stays open: the first ones do, for good, so no reader loses one."""
+        descriptor = self._descriptors.get(path)
+        if descriptor is not None:
+            return descriptor, True
+        try:
+            descriptor = os.open(self._folder / path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise ConfigurationError(f"data file {path} is missing below {self.uri}") from None
+        except OSError as error:
+            raise StorageUnavailable(f"data file {path} below {self.uri}: {error.strerror}") from error
+        with self._lock:
+            if path in self._descriptors or len(self._descriptors) >= MAX_OPEN_FILES:
+                return descriptor, False
+            self._descriptors[path] = descriptor
+            return descriptor, True
+
+    def __del__(self) -> None:
+        for descriptor in getattr(self, "_descriptors", {}).values():
+            os.close(descriptor)
+
+
+class GcsRoot:
+    """A prefix in a bucket. Reads are range reads; calls that may help are repeated for up to five minutes."""
+
+    read_threads = 32  # a range read waits tens of milliseconds: many at once
+
+    def __init__(self, uri: str, client: Any = None) -> None:
+        """`client` is a google.cloud.storage.Client, made at first use when None."""
+        bucket, _, prefix = uri.removeprefix("gs://").partition("/")
+        if not bucket:
+            raise ConfigurationError(f"data root {uri}: names no bucket; write gs://BUCKET/FOLDER")
+        self.uri = uri
+        self._bucket_name, self._prefix = bucket, prefix.rstrip("/")
+        self._given_client = client
+
+    def size(self, path: str) -> int:
+        blob = self._retried(lambda: self._bucket.get_blob(self._name(path)), path)
+        if blob is None:
+            raise ConfigurationError(f"data file {path} is missing below {self.uri}")
+        return int(blob.size)
+
+    def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        end = offset + len(buffer)
+        blob = self._bucket.blob(self._name(path))
+        data = self._retried(lambda: blob.download_as_bytes(start=offset, end=end - 1, retry=None), path, offset)
+        if len(data) != len(buffer):
+            raise _ended(path, self.uri, end, offset + len(data))
+        buffer[:] = data
+
+    def identity(self, path: str) -> str:
+        return self._name(path)
+
+    def _name(self, path: str) -> str:
+        return f"{self._prefix}/{path}".lstrip("/")
+
+    @cached_property
+    def _bucket(self) -> Any:
+        client = self._given_client
+        if client is None:
+            try:
+                from google.auth.credentials import AnonymousCredentials
+                from google.auth.exceptions import DefaultCredentialsError
+                from google.cloud import storage
+            except ImportError:
+                raise ConfigurationError(
+                    f"data root {self.uri} needs google-cloud-storage; install untildone[gcs]"
+                ) from None
+            try:
+                emulated = bool(os.environ.get("STORAGE_EMULATOR_HOST"))
+                anonymous = {"project": "none", "credentials": AnonymousCredentials()} if emulated else {}
+                client = storage.Client(**anonymous)
+            except DefaultCredentialsError as error:
+                raise ConfigurationError(f"data root {self.uri}: {error}") from None
+        return client.bucket(self._bucket_name)
+
+    def _retried(self, call: Any, path: str, offset: int | None = None) -> Any:
+        """`call()`, repeated while repeating can help. Reads are idempotent, so an unknown outcome is just repeated."""
+        import requests
+        import tenacity
+        from google.api_core import exceptions as api
+        from google.auth.exceptions import TransportError
+
+        passing = (
+            api.TooManyRequests,
+            api.ServerError,
+            requests.exceptions.RequestException,
+            TransportError,
+            ConnectionError,
+            TimeoutError,
+        )
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(passing),
+            wait=tenacity.wait_random_exponential(multiplier=0.5, max=30),
+            stop=tenacity.stop_after_delay(GCS_RETRY_SECONDS),
+            reraise=True,
+        )
+        try:
+            return retrying(call)
+        except passing as error:
+            raise StorageUnavailable(f"data file {path} below {self.uri}: {error}") from error
+        except api.RequestRangeNotSatisfiable:
+            raise _ended(path, self.uri, None, offset) from None
+        except api.NotFound:
+            raise ConfigurationError(f"data file {path} is missing below {self.uri}") from None
+        except (api.Forbidden, api.Unauthorized) as error:
+            raise ConfigurationError(f"data file {path} below {self.uri} may not be read: {error.message}") from None
+
+
+def _ended(path: str, uri: str, needed: int | None, got: int | None) -> ConfigurationError:
+    """The error for a file that is shorter than its instances need."""
+    need = f"byte {needed}" if needed is not None else "its instances"
+    return ConfigurationError(
+        f"data file {path} below {uri} ends at byte {got}, before {need}: it was changed after the recipe was frozen; "
+        "put the original file back"
+    )
