@@ -1,0 +1,233 @@
+"""OLMo 3 at any size, as pure functions over a plain pytree of arrays (arXiv 2512.13961, table 33; OLMo-core).
+
+Reordered norm (RMSNorm on the outputs of attention and MLP, none on their inputs), RMSNorm of queries and keys over the
+full projection before the split into heads, three windowed layers to one full, rotary positions, SwiGLU, untied head, no
+biases. Nothing here knows about devices: whoever runs the model on several passes `Weights` that fetch each parameter.
+"""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from trainer.attention import attention
+from trainer.loss import head_loss
+from trainer.recipe import Model
+from trainer.rope import apply_rope, rope_table
+
+Params = dict[str, jax.Array]
+
+
+class ParamSpec(NamedTuple):
+    """One parameter: everything about it in one place.
+
+    `axes` names each dimension of `shape`; "layer" is the leading dimension of what every layer has. `hf` is its name in
+    Hugging Face's Olmo3ForCausalLM, with {i} for the layer; matrices of layers and head are stored [in, out], there [out, in].
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    init: Literal["truncated_normal", "ones"]
+    hf: str
+
+
+def param_specs(model: Model) -> dict[str, ParamSpec]:
+    """The parameters by name, in the order of the forward pass. The names are the keys of the params pytree."""
+    d, f, v = model.d_model, model.mlp_hidden, model.padded_vocab_size
+    q, kv = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
+
+    def matrix(rows: tuple[str, int], columns: tuple[str, int], hf: str) -> ParamSpec:
+        shape = (model.n_layers, rows[1], columns[1])
+        return ParamSpec(shape, ("layer", rows[0], columns[0]), "truncated_normal", f"model.layers.{{i}}.{hf}.weight")
+
+    def norm(width: int, hf: str) -> ParamSpec:
+        return ParamSpec((model.n_layers, width), ("layer", "norm"), "ones", f"model.layers.{{i}}.{hf}.weight")
+
+    return {
+        "embedding": ParamSpec((v, d), ("vocab", "embed"), "truncated_normal", "model.embed_tokens.weight"),
+        "wq": matrix(("embed", d), ("heads", q), "self_attn.q_proj"),
+        "wk": matrix(("embed", d), ("kv_heads", kv), "self_attn.k_proj"),
+        "wv": matrix(("embed", d), ("kv_heads", kv), "self_attn.v_proj"),
+        "q_norm": norm(q, "self_attn.q_norm"),
+        "k_norm": norm(kv, "self_attn.k_norm"),
+        "wo": matrix(("heads", q), ("embed", d), "self_attn.o_proj"),
+        "attention_norm": norm(d, "post_attention_layernorm"),
+        "w_gate": matrix(("embed", d), ("mlp", f), "mlp.gate_proj"),
+        "w_up": matrix(("embed", d), ("mlp", f), "mlp.up_proj"),
+        "w_down": matrix(("mlp", f), ("embed", d), "mlp.down_proj"),
+        "mlp_norm": norm(d, "post_feedforward_layernorm"),
+        "norm": ParamSpec((d,), ("norm",), "ones", "model.norm.weight"),
+        "head": ParamSpec((d, v), ("embed", "vocab"), "truncated_normal", "lm_head.weight"),
+    }
+
+
+def param_count(model: Model) -> int:
+    """Number of parameters, padding rows included."""
+    total = 0
+    for spec in param_specs(model).values():
+        size = 1
+        for n in spec.shape:
+            size *= n
+        total += size
+    return total
+
+
+def init_params(model: Model, seed: int) -> Params:
+    """Float32 parameters: truncated normal (cut at ±3σ) and ones. Each depends on its name and the seed alone.
+
+    Threefry is counter based, so that under jit any sharding of the result gives the same bits.
+    """
+    params = {}
+    for name, spec in param_specs(model).items():
+        if spec.init == "ones":
+            params[name] = jnp.ones(spec.shape, jnp.float32)
+        else:
+            key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), zlib.crc32(name.encode()))
+            params[name] = model.init_std * jax.random.truncated_normal(key, -3.0, 3.0, spec.shape, jnp.float32)
+    return params
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How the model gets at a parameter, and where its gradient goes.
+
+    `fetch(name, value)` gives the whole parameter to compute with, `reduce(name, gradient)` what autodiff returns for
+    `value`; neither is differentiated through. The last two dimensions of `value` are the parameter's own, as whole
+    stacks and slices of them are fetched. The defaults are one device's: nothing to do.
+    """
+
+    compute_dtype: jnp.dtype
+    fetch: Callable[[str, jax.Array], jax.Array] = lambda name, value: value
+    reduce: Callable[[str, jax.Array], jax.Array] = lambda name, gradient: gradient
+    refetch: bool = False  # fetch again in the backward pass instead of keeping whole parameters until then
+
+    def get(self, name: str, value: jax.Array) -> jax.Array:
+        """The parameter in the compute dtype (norms stay float32), its gradient reduced in float32."""
+        dtype = jnp.float32 if name.endswith("norm") else self.compute_dtype
+
+        @jax.custom_vjp
+        def get(value: jax.Array) -> jax.Array:
+            return self.fetch(name, value.astype(dtype))
+
+        get.defvjp(lambda v: (get(v), None), lambda _, g: (self.reduce(name, g.astype(jnp.float32)),))
+        return checkpoint_name(get(value), "weights")
+
+    def lookup(self, name: str, table: jax.Array, ids: jax.Array) -> jax.Array:
+        """Rows `ids` of the table. The gradients of one id's many occurrences are added in float32."""
+        rows = table.shape
+
+        @jax.custom_vjp
+        def lookup(table: jax.Array) -> jax.Array:
+            return self.fetch(name, table.astype(self.compute_dtype))[ids]
+
+        def backward(_: None, gradient: jax.Array) -> tuple[jax.Array]:
+            whole = self.whole_shape(name, rows)
+            return (self.reduce(name, jnp.zeros(whole, jnp.float32).at[ids].add(gradient.astype(jnp.float32))),)
+
+        lookup.defvjp(lambda t: (lookup(t), None), backward)
+        return lookup(table)
+
+    def whole_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the parameter after `fetch`."""
+        return jax.eval_shape(partial(self.fetch, name), jax.ShapeDtypeStruct(shape, jnp.float32)).shape
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """RMSNorm over the last axis, in float32 including the weight, then cast back."""
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
+    return (wide * scale * weight).astype(x.dtype)
+
+
+def layer(
+    x: jax.Array, w: Params, rope: tuple[jax.Array, jax.Array], model: Model, window: int, weights: Weights
+) -> jax.Array:
+    """One layer over x [batch, length, d_model]; `w` holds this layer's parameters as they are stored."""
+    batch, length, _ = x.shape
+    w = {name: weights.get(name, value) for name, value in w.items()}
+    q = rms_norm(x @ w["wq"], w["q_norm"], model.norm_eps).reshape(batch, length, model.n_heads, model.head_dim)
+    k = rms_norm(x @ w["wk"], w["k_norm"], model.norm_eps).reshape(batch, length, model.n_kv_heads, model.head_dim)
+    v = (x @ w["wv"]).reshape(batch, length, model.n_kv_heads, model.head_dim)
+    context = attention(apply_rope(q, *rope), apply_rope(k, *rope), v, window).reshape(batch, length, -1)
+    x = x + rms_norm(context @ w["wo"], w["attention_norm"], model.norm_eps)
+    mlp = (jax.nn.silu(x @ w["w_gate"]) * (x @ w["w_up"])) @ w["w_down"]
+    return x + rms_norm(mlp, w["mlp_norm"], model.norm_eps)
+
+
+def window_period(model: Model) -> tuple[int, ...]:
+    """The shortest run of windows that, repeated, gives every layer's; all layers' when there is none shorter."""
+    windows = tuple(model.window(i) for i in range(model.n_layers))
+    for period in range(1, model.n_layers):
+        if model.n_layers % period == 0 and windows == windows[:period] * (model.n_layers // period):
+            return windows[:period]
+    return windows
+
+
+def hidden_states(
+    params: Params, tokens: jax.Array, model: Model, weights: Weights, remat: Literal["none", "full"] = "none"
+) -> jax.Array:
+    """The normed output of the last layer, [batch, length, d_model] in the compute dtype, for tokens int32 [batch, length].
+
+    Compiles one copy of the repeating window pattern and scans over it.
+    """
+    x = weights.lookup("embedding", params["embedding"], tokens)
+    rope = rope_table(tokens.shape[1], model.head_dim, model.rope_theta)
+    period = window_period(model)
+    repeats = model.n_layers // len(period)
+    stacks = {name: params[name] for name, spec in param_specs(model).items() if spec.axes[0] == "layer"}
+
+    def one(x: jax.Array, w: Params, window: int) -> jax.Array:
+        return layer(x, w, rope, model, window, weights)
+
+    if remat == "full":
+        one = jax.checkpoint(one, static_argnums=(2,))
+    elif weights.refetch:
+        policy = jax.checkpoint_policies.save_anything_except_these_names("weights")
+        one = jax.checkpoint(one, static_argnums=(2,), policy=policy)
+
+    def pattern(x: jax.Array, group: Params) -> tuple[jax.Array, None]:
+        for i, window in enumerate(period):
+            x = one(x, {name: value[i] for name, value in group.items()}, window)
+        return x, None
+
+    if repeats == 1:
+        x, _ = pattern(x, stacks)
+    else:
+        groups = {name: s.reshape(repeats, len(period), *s.shape[1:]) for name, s in stacks.items()}
+        x, _ = jax.lax.scan(pattern, x, groups)
+    return rms_norm(x, weights.get("norm", params["norm"]), model.norm_eps)
+
+
+def forward(params: Params, tokens: jax.Array, model: Model, compute_dtype: str | jnp.dtype) -> jax.Array:
+    """Float32 logits [batch, length, padded_vocab_size] for tokens int32 [batch, length]."""
+    weights = Weights(jnp.dtype(compute_dtype))
+    hidden = hidden_states(params, tokens, model, weights)
+    return jnp.dot(hidden, weights.get("head", params["head"]), preferred_element_type=jnp.float32)
+
+
+def next_token_loss(
+    params: Params,
+    tokens: jax.Array,
+    model: Model,
+    weights: Weights,
+    z_loss: float,
+    remat: Literal["none", "full"] = "none",
+) -> tuple[jax.Array, jax.Array]:
+    """(objective, ce) of predicting each token from those before it: sums over the batch, not means.
+
+    `objective` f32 [] is Σ (CE + z_loss·logsumexp²) over batch × (length - 1) targets; `ce` f32 [batch] is Σ CE per row.
+    The last position has no target. Tokens int32 [batch, length].
+    """
+    batch, length = tokens.shape
+    hidden = hidden_states(params, tokens, model, weights, remat)
+    targets = jnp.roll(tokens, -1, axis=1)
+    has_target = jnp.broadcast_to(jnp.arange(length) < length - 1, (batch, length)).astype(jnp.float32)
+    flat = hidden.reshape(batch * length, -1)
+    head = weights.get("head", params["head"])
+    objective, ce = head_loss(flat, head, targets.reshape(-1), has_target.reshape(-1), z_loss)
+    return objective, ce.reshape(batch, length).sum(axis=1)

@@ -1,0 +1,52 @@
+"""Learning rate as a function of the step, in pieces, with OLMo-core's formulas (src/olmo_core/optim/scheduler.py).
+
+The update from step N to N + 1 uses `learning_rate(schedule, N + 1)`: OLMo-core advances its counter before the update,
+so that the first one is not wasted on a rate of zero.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from trainer.recipe import SchedulePiece
+
+
+def learning_rate(schedule: Sequence[SchedulePiece], step: Any) -> Any:
+    """Float32 learning rate at `step`: an int (gives np.float32), a numpy array, or a JAX array inside or outside jit.
+
+    The piece in force at `step` is the first one with `step < until_step`; after the last one, the last one.
+    """
+    if isinstance(step, (int, float, np.ndarray, np.generic)):
+        return np.asarray(_pieces(schedule, np.asarray(step, np.float64), np), np.float32)[()]
+    import jax.numpy as jnp
+
+    return _pieces(schedule, jnp.asarray(step).astype(jnp.float32), jnp)
+
+
+def _pieces(schedule: Sequence[SchedulePiece], step: Any, xp: ModuleType | Any) -> Any:
+    *earlier, last = schedule
+    rate = _piece(last, step, xp)
+    for piece in reversed(earlier):
+        limit = np.inf if piece.until_step is None else piece.until_step
+        rate = xp.where(step < limit, _piece(piece, step, xp), rate)
+    return rate
+
+
+def _piece(piece: SchedulePiece, step: Any, xp: ModuleType | Any) -> Any:
+    """Steps count from the end of the warmup. A half cosine begins in the middle of the fall, so it warms up to there."""
+    low = piece.alpha_f * piece.peak
+    top = (piece.peak + low) / 2 if piece.shape == "half_cosine" else piece.peak
+    warm = top * step / max(piece.warmup_steps, 1)
+    length = max(piece.total_steps - piece.warmup_steps, 1)
+    done = xp.clip((step - piece.warmup_steps) / length, 0, 1)
+    if piece.shape == "cosine":
+        after = low + (piece.peak - low) * (1 + xp.cos(np.pi * done)) / 2
+    elif piece.shape == "half_cosine":
+        after = low + (piece.peak - low) * (1 + xp.cos(np.pi * (1 + done) / 2)) / 2
+    elif piece.shape == "linear":
+        after = piece.peak - (piece.peak - low) * done
+    else:
+        after = piece.peak
+    return xp.where(step < piece.warmup_steps, warm, after)

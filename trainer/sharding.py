@@ -1,0 +1,117 @@
+"""Parallelism, applied from outside: where parameters and batches live on a mesh, and how the model gets at them.
+
+Fully sharded data parallelism over one mesh axis: every device holds a slice of each matrix (and of its moments) and
+trains on its own rows. A layer's weights are gathered when it runs, its gradients are summed and scattered back.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from trainer.errors import ConfigurationError
+from trainer.model import ParamSpec, Weights, param_specs
+from trainer.plan import Plan
+from trainer.recipe import Model
+
+AXIS = "fsdp"
+REFETCH_BYTES = 2**28  # layers whose gathered weights are together larger than this are gathered again in backward
+
+
+def make_mesh(plan: Plan) -> Mesh:
+    """The mesh of this gang: all devices on one axis, in the order of processes, so that each owns contiguous rows.
+
+    Raises ConfigurationError when the devices present are not those of the plan.
+    """
+    if plan.data_parallel != plan.devices:
+        raise ConfigurationError(
+            f"plan.data_parallel {plan.data_parallel} must equal plan.devices {plan.devices}: "
+            "only batch rows are divided over devices; choose a device type with at most global_batch devices"
+        )
+    devices = jax.devices()
+    if len(devices) != plan.devices:
+        raise ConfigurationError(
+            f"plan.devices is {plan.devices} ({plan.device_type}), but this gang of {jax.process_count()} processes has "
+            f"{len(devices)} {devices[0].platform} devices; start it on {plan.device_type}, or plan for what is there"
+        )
+    if jax.process_count() != plan.processes:
+        raise ConfigurationError(f"plan.processes is {plan.processes}, but {jax.process_count()} processes joined")
+    return mesh_of(devices)
+
+
+def mesh_of(devices: list[jax.Device]) -> Mesh:
+    """A mesh over these devices."""
+    ordered = sorted(devices, key=lambda d: (d.process_index, d.id))
+    return Mesh(np.array(ordered), (AXIS,))
+
+
+def sharded_dim(spec: ParamSpec, devices: int) -> int | None:
+    """Which dimension of the parameter is cut over the devices, counted from the end (-1 is the last); None: replicated.
+
+    The first dimension that divides, never the layer axis (it is scanned over) and never a norm's: those are so small
+    that gathering them costs more than keeping them.
+    """
+    for dim, (size, axis) in enumerate(zip(spec.shape, spec.axes, strict=True)):
+        if axis not in ("layer", "norm") and size % devices == 0:
+            return dim - len(spec.shape)
+    return None
+
+
+def param_pspecs(model: Model, mesh: Mesh) -> dict[str, PartitionSpec]:
+    """PartitionSpec of each parameter, of its moments and of its gradient."""
+    pspecs = {}
+    for name, spec in param_specs(model).items():
+        dim = sharded_dim(spec, mesh.size)
+        pspecs[name] = PartitionSpec(*(AXIS if i - len(spec.shape) == dim else None for i in range(len(spec.shape))))
+    return pspecs
+
+
+def param_shardings(model: Model, mesh: Mesh) -> dict[str, NamedSharding]:
+    """NamedSharding of each parameter."""
+    return {name: NamedSharding(mesh, pspec) for name, pspec in param_pspecs(model, mesh).items()}
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The same value on every device."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+BATCH_PSPECS = {"tokens": PartitionSpec(None, AXIS, None), "ids": PartitionSpec(None, AXIS, None)}
+
+
+def batch_shardings(mesh: Mesh) -> dict[str, NamedSharding]:
+    """Of a batch {"tokens": int32 [accumulation, R, S], "ids": uint32 [accumulation, R, 2]}: rows over the devices."""
+    return {name: NamedSharding(mesh, pspec) for name, pspec in BATCH_PSPECS.items()}
+
+
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """The global batch from this process's rows {"tokens": [accumulation, R / P, S], "ids": [accumulation, R / P, 2]}."""
+    shardings = batch_shardings(mesh)
+    return {name: jax.make_array_from_process_local_data(shardings[name], batch[name]) for name in BATCH_PSPECS}
+
+
+def sharded_weights(model: Model, mesh: Mesh, compute_dtype: str) -> Weights:
+    """`Weights` for use inside a shard_map over the mesh: gathers parameters, sums and scatters their gradients.
+
+    The gradient of a replicated parameter is left as this device's part; whoever asked sums it (see `step`), so that
+    all the small ones travel in one message.
+    """
+    dtype = jnp.dtype(compute_dtype)
+    if mesh.size == 1:
+        return Weights(dtype)
+    dims = {name: sharded_dim(spec, mesh.size) for name, spec in param_specs(model).items()}
+
+    def fetch(name: str, value: jax.Array) -> jax.Array:
+        dim = dims[name]
+        return value if dim is None else jax.lax.all_gather(value, AXIS, axis=value.ndim + dim, tiled=True)
+
+    def reduce(name: str, gradient: jax.Array) -> jax.Array:
+        dim = dims[name]
+        if dim is None:
+            return gradient
+        return jax.lax.psum_scatter(gradient, AXIS, scatter_dimension=gradient.ndim + dim, tiled=True)
+
+    layers = [math.prod(spec.shape) for spec in param_specs(model).values() if spec.axes[0] == "layer"]
+    return Weights(dtype, fetch, reduce, refetch=sum(layers) * dtype.itemsize > REFETCH_BYTES)
