@@ -29,9 +29,6 @@ class DataRoot(Protocol):
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from `offset` on. Raises ConfigurationError when the file ends before, StorageUnavailable."""
 
-    def identity(self, path: str) -> str:
-        """A text that is equal for two names of one and the same object: links, or the same path written otherwise."""
-
 
 def open_root(uri: str) -> DataRoot:
     """The root at `uri`. Raises ConfigurationError when a folder is missing or the scheme is unknown."""
@@ -85,10 +82,6 @@ class DiskRoot:
             if not keep:
                 os.close(descriptor)
 
-    def identity(self, path: str) -> str:
-        status = (self._folder / path).stat()
-        return f"{status.st_dev}:{status.st_ino}"
-
     def _open(self, path: str) -> tuple[int, bool]:
         """A descriptor of `path`, and whether it stays open: the first ones do, for good, so no reader loses one."""
         descriptor = self._descriptors.get(path)
@@ -138,9 +131,6 @@ class GcsRoot:
         if len(data) != len(buffer):
             raise _ended(path, self.uri, end, offset + len(data))
         buffer[:] = data
-
-    def identity(self, path: str) -> str:
-        return self._name(path)
 
     def _name(self, path: str) -> str:
         return f"{self._prefix}/{path}".lstrip("/")

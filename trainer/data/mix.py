@@ -7,7 +7,7 @@ in OLMo-core's NumpyFSLDataset). Files are raw little-endian tokens without a he
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
@@ -33,7 +33,8 @@ class Mix:
         self.files = recipe.data.files if part == "files" else recipe.data.held_out
         self._starts = list(accumulate((recipe.instances_in(f) for f in self.files), initial=0))
         self._dtype = np.dtype(recipe.data.dtype).newbyteorder("<")
-        self._instance_bytes = DTYPE_BYTES[recipe.data.dtype] * recipe.sequence_length
+        self.token_bytes = DTYPE_BYTES[recipe.data.dtype]
+        self._instance_bytes = self.token_bytes * recipe.sequence_length
 
     def __len__(self) -> int:
         """Instances."""
@@ -42,6 +43,10 @@ class Mix:
     def check(self) -> None:
         """Look at every file again: missing, empty, truncated or changed ones are named in one ConfigurationError."""
         check_files(self.recipe, self.files, self.root)
+
+    def file_ranges(self) -> list[tuple[int, int]]:
+        """(first, end) instance of each file."""
+        return list(pairwise(self._starts))
 
     def locate(self, instance: int) -> tuple[int, int]:
         """(file number, window in that file) of an instance. Raises IndexError for one that does not exist."""

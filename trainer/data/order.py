@@ -83,6 +83,15 @@ class BatchOrder:
             first += count
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
+    def require(self, first: int, end: int) -> None:
+        """Open every epoch of batches first .. end-1 now, so that a missing table stops the start and not step 1.4 M.
+
+        Raises ConfigurationError. For an order without tables nothing is to be opened, and nothing is done.
+        """
+        if self._order.kind == "olmo_core" and self.instances > self._in_memory and first < end:
+            for epoch in range(self.epoch_of(first), self.epoch_of(end - 1) + 1):
+                self._epoch(epoch)
+
     def tail(self, epoch: int) -> U64:
         """uint64[N mod B]: the instances that `epoch` drops."""
         used = self.batches_per_epoch * self.batch
