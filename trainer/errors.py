@@ -45,6 +45,14 @@ class Fenced(TrainerError):
     exit_code = ExitCode.FENCED
 
 
+class TruthUnknown(StorageUnavailable):
+    """HEAD is missing, unreadable or older than known: nothing may be decided or changed until somebody looks."""
+
+
+class Damaged(TrainerError):
+    """The bytes of an object are not those that were written."""
+
+
 class MixedGang(TrainerError):
     """The processes that joined do not belong to the same attempt."""
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from trainer.errors import ConfigurationError
 from trainer.frozen import Frozen
 from trainer.plan import Plan
+from trainer.recipe import Recipe
 from trainer.settings import InitFrom, Settings
 
 VERSION = 1
@@ -68,7 +69,9 @@ class Head(Record):
     attempt: int = Field(ge=1)
     start: int = Field(ge=0, description="0: submitted, not yet claimed")
     pod_uid: str | None = Field(default=None, description="rank 0 of the start that claimed")
-    restart_attempt: int = Field(default=-1, description="gang restarts of the attempt when it claimed; -1 before any claim")
+    restart_attempt: int = Field(
+        default=-1, description="gang restarts of the attempt when it claimed; -1 before any claim"
+    )
     commit: CommitRef | None = None
     op_id: str = Field(description="fresh for every swap: how a writer recognises its own write")
 
@@ -80,6 +83,21 @@ class InitRecord(Record):
     commit: CommitRef | None = None
     checkpoint_uri: str | None = None
     digest: dict[str, int] | None = None
+
+
+class RecipeRecord(Record):
+    """recipe.json: the frozen recipe, and its fingerprint as the version that wrote it computed it."""
+
+    fingerprint: str
+    recipe: Recipe
+
+
+class Pin(Record):
+    """pins/<id>.json: a reader's wish that garbage collection leaves a commit, until it expires."""
+
+    commit: CommitRef
+    expires: float
+    reader: str = ""
 
 
 class AttemptSpec(Record):
@@ -143,7 +161,9 @@ class Progress(Record):
     tokens_per_second: float | None = None
     mfu: float | None = None
     step_seconds: float | None = None
-    phase_seconds: dict[str, float] = Field(default_factory=dict, description="seconds spent in each phase by this start")
+    phase_seconds: dict[str, float] = Field(
+        default_factory=dict, description="seconds spent in each phase by this start"
+    )
     host_step_seconds: list[float] = Field(default_factory=list, description="last step per process")
     beats: int = Field(description="counts up with every write: a reader watches it change on its own clock")
     time: float
@@ -208,7 +228,24 @@ class StepLine(Frozen):
     seconds: float
 
 
-Category = Literal["preempted", "host-failure", "maintenance", "hang", "application-error", "bad-configuration", "storage", "fenced", "non-finite", "mixed-gang", "plan-change", "deactivated", "gone", "completed", "unknown", "unknown-while-absent"]
+Category = Literal[
+    "preempted",
+    "host-failure",
+    "maintenance",
+    "hang",
+    "application-error",
+    "bad-configuration",
+    "storage",
+    "fenced",
+    "non-finite",
+    "mixed-gang",
+    "plan-change",
+    "deactivated",
+    "gone",
+    "completed",
+    "unknown",
+    "unknown-while-absent",
+]
 
 
 class Evidence(Frozen):
@@ -232,7 +269,9 @@ class Ending(Record):
     first_step: int | None = Field(default=None, description="steps completed when the start began training")
     last_step: int | None = Field(default=None, description="last step known to be completed")
     last_committed_step: int = 0
-    seconds: dict[str, float] = Field(default_factory=dict, description="by phase: queue, Starting, Restoring, Compiling, Training, …")
+    seconds: dict[str, float] = Field(
+        default_factory=dict, description="by phase: queue, Starting, Restoring, Compiling, Training, …"
+    )
     began: float | None = None
     ended: float | None = None
 

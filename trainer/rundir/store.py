@@ -1,15 +1,17 @@
-"""Objects by key, on disk or in a bucket: the six operations that the run directory needs, and what they promise.
+"""Objects by key, on disk or in a bucket: the few operations that the run directory needs, and what they promise.
 
-Keys are relative paths with forward slashes. Each operation either happened, or raises:
+Keys are relative paths with forward slashes; a prefix always means a folder: "checkpoints/1.1/2" covers what is below
+that folder and nothing of "checkpoints/1.1/20". Each operation either happened, or raises:
 NotFound, AlreadyExists and Conflict are certain answers; StorageUnavailable is an unknown outcome.
 """
 
 import builtins
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, StorageUnavailable
 
 
 class NotFound(Exception):
@@ -28,9 +30,13 @@ class StoreRefused(ConfigurationError):
     """This store can never work as it is: missing, read-only, or its file system lacks what a swap needs."""
 
 
+class StorageFull(StorageUnavailable):
+    """No space left: this call changed nothing. Waiting a few seconds does not help, so it is not sent again."""
+
+
 @dataclass(frozen=True)
 class Blob:
-    """An object's bytes and the generation they had."""
+    """An object's bytes and, for a swapped key, the generation they had."""
 
     data: bytes
     generation: int
@@ -69,7 +75,7 @@ class Store(Protocol):
         """Overwrite `key`, all or nothing; not durable at once. For heartbeats only."""
 
     def swap(self, key: str, data: bytes, expected: int) -> int:
-        """Replace generation `expected` (0: no object) of `key`; returns the new generation.
+        """Replace generation `expected` (0: no object) of `key`, a key without a slash; returns the new generation.
 
         Raises Conflict when another generation is there, StorageUnavailable when the outcome is unknown.
         A swapped key is never deleted, so a generation is never used again.
@@ -77,6 +83,12 @@ class Store(Protocol):
 
     def list(self, prefix: str) -> list[str]:
         """Keys below `prefix`, sorted. For collecting debris and for reports; never to decide what is committed."""
+
+    def folders(self, prefix: str) -> builtins.list[str]:
+        """Names of the folders directly below `prefix` that hold at least one object, sorted. Same caution as `list`."""
+
+    def modified(self, prefix: str) -> float | None:
+        """UNIX time of the latest write below `prefix` by the store's clock; None when nothing is there."""
 
     def stat_tree(self, prefix: str) -> builtins.list[Stat]:
         """Every object below `prefix` with size and crc32c, sorted by key. On disk this reads the bytes."""
@@ -86,3 +98,25 @@ class Store(Protocol):
 
     def probe(self) -> None:
         """Check once that the store can keep the promises above. Raises StoreRefused naming what is missing."""
+
+
+def open_store(uri: str, create: bool = False) -> Store:
+    """The store at `uri`: gs://bucket/prefix, or a folder (a path or file:// URI).
+
+    `create` makes a missing folder. Raises ConfigurationError when nothing is there and `create` is false.
+    """
+    if uri.startswith("gs://"):
+        from trainer.rundir.gcs import GcsStore  # imports google-cloud-storage, 0.6 s: only for buckets
+
+        bucket = GcsStore(uri)
+        if not create and not bucket.present():
+            raise StoreRefused(f"run directory {uri}: no object below this prefix; check the bucket and the path")
+        return bucket
+    if "://" in uri and not uri.startswith("file://"):
+        raise StoreRefused(f"run directory {uri}: unknown scheme; use gs://bucket/path or a folder on disk")
+    from trainer.rundir.disk import DiskStore
+
+    root = Path(uri.removeprefix("file://"))
+    if create:
+        DiskStore.make(root)
+    return DiskStore(root)
