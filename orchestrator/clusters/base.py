@@ -1,7 +1,7 @@
 """What the orchestrator sees of a cluster and may do to it. Carries out decisions; makes none.
 
-A *gang* is what one attempt runs as: a JobSet (with its Kueue Workload) on Kubernetes, a supervised group of processes on
-the local cluster. Kueue and JobSet may take a gang down and bring it up again; each coming-up is an *admission*
+A *gang* is what one attempt runs as: a JobSet (with its Kueue Workload) on Kubernetes, a supervised group of processes
+on the local cluster. Kueue and JobSet may take a gang down and bring it up again; each coming-up is an *admission*
 with its own key, so that the ending of one is never taken for the ending of another.
 """
 
@@ -33,7 +33,7 @@ class ContainerEnd:
 
 @dataclass(frozen=True)
 class Admission:
-    """One coming-up of a gang. Its signals are in the order of DESIGN 'which cause wins': queue, node, pod, container."""
+    """One coming-up of a gang. Its signals are listed in the order in which they decide: queue, node, pod, container."""
 
     key: str
     restart_attempt: int
@@ -100,7 +100,7 @@ class Cluster(Protocol):
         """The gangs of `run`, ended ones included until they are deleted."""
 
     def submit(self, request: GangRequest) -> Gang:
-        """Create the gang named request.spec.gang. Exists with our nonce: returns it. Raises SubmitConflict otherwise."""
+        """Create the gang named request.spec.gang, or return the one of our nonce. Raises SubmitConflict."""
 
     def delete(self, name: str, uid: str, grace_seconds: float) -> None:
-        """End the gang `name` if its uid is still `uid`: SIGTERM, after the grace SIGKILL. Returns at once; gone is fine."""
+        """End the gang `name` if its uid is still `uid`: SIGTERM, after the grace SIGKILL. At once; gone is fine."""
