@@ -1,0 +1,5 @@
+"""`python -m orchestrator` is `untildone`."""
+
+from orchestrator.cli import entry
+
+entry()

@@ -1,0 +1,213 @@
+"""`untildone verify`: what can be proven about a run from its run directory, one line per proof.
+
+The records are checked here; what needs the data order (which instance was read how often, whether steps done again came out
+the same) is asked of `python -m trainer data audit`, in a process of its own: the orchestrator never imports JAX or numpy.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.report.collect import RunHistory, collect
+from trainer.errors import ConfigurationError, Damaged, StorageUnavailable, TrainerError, TruthUnknown
+from trainer.rundir.records import CommitRecord
+from trainer.rundir.rundir import RunDirectory
+
+AUDIT_TIMEOUT = 3600.0  # seconds; a long run's log is large
+
+
+@dataclass(frozen=True)
+class Check:
+    """One proof: what was checked, how it came out, and the figures."""
+
+    name: str
+    passed: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All proofs of one run. `figures` are the audit's numbers, by the names of summary.json."""
+
+    checks: tuple[Check, ...]
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+def verify(
+    rundir: RunDirectory, against: RunDirectory | None = None, unfinished: bool = False
+) -> tuple[Verdict, RunHistory | None]:
+    """Check everything about the run in `store`; with `against`, also that both are the same run as far as they must be.
+
+    `unfinished` accepts a run whose target is not committed yet. Raises StorageUnavailable: an unread object is no failed proof.
+    """
+    try:
+        history = collect(rundir)
+    except (ConfigurationError, Damaged, TruthUnknown) as error:
+        return Verdict((Check("records", False, str(error)),)), None
+    checks = [
+        check_target(history, unfinished),
+        check_lineage(history),
+        check_fingerprints(history),
+        check_starts(history),
+        check_ledger(history),
+        check_checkpoints(history, rundir),
+    ]
+    audited = audit(rundir.uri, against.uri if against else None)
+    found, figures = read_audit(audited, history)
+    checks += found
+    if against:
+        checks += check_reference(history, collect(against))
+    return Verdict(tuple(checks), figures), history
+
+
+def check_target(run: RunHistory, unfinished: bool) -> Check:
+    """Done means a committed checkpoint at the target step, and nothing else."""
+    text = f"HEAD reaches committed step {run.committed_step:,} of {run.target_step:,}"
+    return Check("target", run.done or unfinished, text if run.done else text + ", not done yet")
+
+
+def check_lineage(run: RunHistory) -> Check:
+    """Each commit names its parent, each parent exists, and the step logs cover every step exactly once."""
+    problems = []
+    for before, after in zip(run.lineage, run.lineage[1:], strict=False):
+        if after.parent != before.ref:
+            problems.append(f"{after.ref} names {after.parent} as its parent, not {before.ref}")
+    first = 0
+    for commit in run.lineage:
+        steps = [s for piece in commit.step_log for s in range(piece.first, min(piece.last, commit.ref.step) + 1)]
+        expected = range(_parent_step(commit, first) + 1, commit.ref.step + 1)
+        if sorted(steps) != list(expected):
+            problems.append(
+                f"{commit.ref}: its step log has {len(steps)} lines, not steps {expected.start}–{expected.stop - 1}"
+            )
+        if not commit.digest:
+            problems.append(f"{commit.ref} has no state digest")
+    text = f"{len(run.lineage):,} commits, each with its parent, a state digest and a log of its steps"
+    return Check("lineage", not problems, _or_problems(text, problems))
+
+
+def _parent_step(commit: CommitRecord, otherwise: int) -> int:
+    return commit.parent.step if commit.parent else otherwise
+
+
+def check_fingerprints(run: RunHistory) -> Check:
+    """One recipe from the first start to the last commit."""
+    wanted = run.recipe.fingerprint()
+    wrong = [str(c.ref) for c in run.lineage if c.fingerprint != wanted]
+    wrong += [f"start {s.name}" for s in run.starts if s.record.fingerprint != wanted]
+    text = f"recipe {wanted[:12]} in {len(run.lineage):,} commits and {len(run.starts):,} starts"
+    return Check("fingerprint", not wrong, _or_problems(text, [f"another recipe in {name}" for name in wrong]))
+
+
+def check_starts(run: RunHistory) -> Check:
+    """Commits come from starts that had claimed, in the order of the claims, each on top of what it restored."""
+    known = {(s.record.attempt, s.record.start): s.record for s in run.starts}
+    problems, last, seen = [], (0, 0), set[tuple[int, int]]()
+    for commit in run.lineage:
+        key = (commit.ref.attempt, commit.ref.start)
+        if key not in known:
+            problems.append(f"{commit.ref} is from a start that never claimed")
+        elif key not in seen and known[key].restored != commit.parent:
+            problems.append(f"start {key[0]}.{key[1]} restored {known[key].restored} but committed on {commit.parent}")
+        if key < last:
+            problems.append(f"{commit.ref} comes after a commit of start {last[0]}.{last[1]}")
+        last = max(last, key)
+        seen.add(key)
+    if run.lineage and last > (run.head.attempt, run.head.start):
+        problems.append(f"HEAD is at start {run.head.attempt}.{run.head.start}, before the newest commit's")
+    text = f"{len(seen)} of {len(run.starts)} starts committed, in order, each on what it restored"
+    return Check("fence", not problems, _or_problems(text, problems))
+
+
+def check_ledger(run: RunHistory) -> Check:
+    """Every claimed start has exactly one ending, or is the one that HEAD names; no ending is written twice."""
+    problems = []
+    per_start = Counter((e.attempt, e.start) for e in run.endings if e.start is not None)
+    current = (run.head.attempt, run.head.start)
+    for start in run.starts:
+        key = (start.record.attempt, start.record.start)
+        if per_start[key] == 0 and key != current:
+            problems.append(f"start {start.name} has no ending")
+        if per_start[key] > 1:
+            problems.append(f"start {start.name} has {per_start[key]} endings")
+    problems += [
+        f"ending key {key} stands {n} times" for key, n in Counter(e.key for e in run.endings).items() if n > 1
+    ]
+    causes = Counter(e.cause for e in run.endings)
+    text = f"{len(run.endings)} endings for {len(run.starts)} starts: " + ", ".join(
+        f"{n} {cause}" for cause, n in sorted(causes.items())
+    )
+    return Check("ledger", not problems, _or_problems(text, problems))
+
+
+def check_checkpoints(run: RunHistory, rundir: RunDirectory) -> Check:
+    """The files of each commit that is still kept are, byte for byte, what was committed; HEAD's must be kept."""
+    problems, kept, size = [], 0, 0
+    for commit in run.lineage:
+        if commit.ref != run.head.commit and not rundir.store.list(commit.checkpoint):
+            continue  # collected, as the retention policy asked
+        kept += 1
+        size += sum(entry.bytes for entry in commit.files)
+        problems += [f"{commit.ref}: {problem}" for problem in rundir.damaged_files(commit)]
+    text = f"{kept} kept checkpoints, {size / 2**20:.1f} MiB, every file with the checksum it was committed with"
+    return Check("checkpoints", not problems, _or_problems(text, problems))
+
+
+def check_reference(run: RunHistory, other: RunHistory) -> list[Check]:
+    """Bit-equality with another run of the same recipe, up to the first change of the number of devices."""
+    from orchestrator.report.summary import agreement
+
+    same = agreement(run, other)
+    limit = min(s for s in (run.first_resize_step, run.committed_step, other.committed_step) if s is not None)
+    steps = [s for s in same.compared_commits if s <= limit]
+    digests = Check(
+        "digests",
+        bool(steps) and same.digest_equal_until >= max(steps),
+        f"{len(steps)} state digests equal to the reference's, through step {same.digest_equal_until:,}"
+        + (f"; the first that differs is at step {same.first_unequal_digest:,}" if same.first_unequal_digest else ""),
+    )
+    losses = Check(
+        "losses",
+        same.loss_equal_until >= limit,
+        f"loss and gradient norm bit-equal to the reference's through step {same.loss_equal_until:,} (needed: {limit:,})",
+    )
+    last = min(run.committed_step, other.committed_step)
+    batches = Check(
+        "batches",
+        same.instances_equal_until >= last,
+        f"the same instances in the same order as the reference in each of {same.instances_equal_until:,} steps (needed: {last:,})",
+    )
+    return [digests, losses, batches]
+
+
+def audit(uri: str, against: str | None) -> dict[str, Any]:
+    """The JSON of `python -m trainer data audit URI`. Raises StorageUnavailable or ConfigurationError with its one-line message."""
+    command = [sys.executable, "-m", "trainer", "data", "audit", uri, "--json"]
+    if against:
+        command += ["--against", against]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_TIMEOUT, check=False)
+    try:
+        body = json.loads(done.stdout)
+    except ValueError:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        kind = {74: StorageUnavailable, 64: ConfigurationError}.get(done.returncode, TrainerError)
+        raise kind(f"trainer data audit: {lines[-1].removeprefix('error: ')}") from None
+    if not isinstance(body, dict):
+        raise TrainerError("trainer data audit wrote no JSON object")
+    return body
+
+
+def _or_problems(text: str, problems: list[str]) -> str:
+    """`text`, or the first three problems in its place."""
+    if not problems:
+        return text
+    more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+    return "; ".join(problems[:3]) + more
