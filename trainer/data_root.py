@@ -74,7 +74,7 @@ class DiskRoot:
             while done < len(buffer):
                 got = os.preadv(descriptor, [buffer[done:]], offset + done)
                 if not got:
-                    raise _ended(path, self.uri, offset + len(buffer), offset + done)
+                    raise _ended(path, self.uri, offset + len(buffer))
                 done += got
         except OSError as error:
             raise StorageUnavailable(f"data file {path} below {self.uri}: {error.strerror}") from error
@@ -127,9 +127,9 @@ class GcsRoot:
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         end = offset + len(buffer)
         blob = self._bucket.blob(self._name(path))
-        data = self._retried(lambda: blob.download_as_bytes(start=offset, end=end - 1, retry=None), path, offset)
+        data = self._retried(lambda: blob.download_as_bytes(start=offset, end=end - 1, retry=None), path, end)
         if len(data) != len(buffer):
-            raise _ended(path, self.uri, end, offset + len(data))
+            raise _ended(path, self.uri, end)
         buffer[:] = data
 
     def _name(self, path: str) -> str:
@@ -155,7 +155,7 @@ class GcsRoot:
                 raise ConfigurationError(f"data root {self.uri}: {error}") from None
         return client.bucket(self._bucket_name)
 
-    def _retried(self, call: Any, path: str, offset: int | None = None) -> Any:
+    def _retried(self, call: Any, path: str, end: int = 0) -> Any:
         """`call()`, repeated while repeating can help. Reads are idempotent, so an unknown outcome is just repeated."""
         import requests
         import tenacity
@@ -181,17 +181,16 @@ class GcsRoot:
         except passing as error:
             raise StorageUnavailable(f"data file {path} below {self.uri}: {error}") from error
         except api.RequestRangeNotSatisfiable:
-            raise _ended(path, self.uri, None, offset) from None
+            raise _ended(path, self.uri, end) from None
         except api.NotFound:
             raise ConfigurationError(f"data file {path} is missing below {self.uri}") from None
         except (api.Forbidden, api.Unauthorized) as error:
             raise ConfigurationError(f"data file {path} below {self.uri} may not be read: {error.message}") from None
 
 
-def _ended(path: str, uri: str, needed: int | None, got: int | None) -> ConfigurationError:
+def _ended(path: str, uri: str, end: int) -> ConfigurationError:
     """The error for a file that is shorter than its instances need."""
-    need = f"byte {needed}" if needed is not None else "its instances"
     return ConfigurationError(
-        f"data file {path} below {uri} ends at byte {got}, before {need}: it was changed after the recipe was frozen; "
+        f"data file {path} below {uri} ends before byte {end}: it was changed after the recipe was frozen; "
         "put the original file back"
     )
