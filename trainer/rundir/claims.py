@@ -5,12 +5,13 @@ meets another attempt or start; until then it may waste work, but it cannot chan
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from trainer.errors import Fenced, TrainerError
 from trainer.rundir import steplog
 from trainer.rundir.documents import Documents
-from trainer.rundir.lineage import read_commit
+from trainer.rundir.lineage import lineage, read_commit
 from trainer.rundir.records import AttemptSpec, CommitRecord, CommitRef, Head, SetAside, StepLine, StepLogFile
 from trainer.rundir.submission import spec_key
 from trainer.rundir.swap import new_op_id
@@ -18,6 +19,14 @@ from trainer.rundir.swap import new_op_id
 
 class ClaimStopped(TrainerError):
     """The caller's `stop` said yes, or the deadline passed, before the claim was made. Nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """What garbage collection needs to know of a commit in the lineage. `time` is the record's, UNIX seconds."""
+
+    ref: CommitRef
+    time: float
 
 
 class Claim:
@@ -28,6 +37,9 @@ class Claim:
         self.head = head
         self.generation = generation
         self.restore = head.commit
+        self.gone: set[CommitRef] = set()  # checkpoints that garbage collection need not look at again
+        self.swept: float | None = None  # when debris was last looked for, monotonic
+        self._ancestors: list[Ancestor] | None = None
 
     @property
     def attempt(self) -> int:
@@ -62,6 +74,8 @@ class Claim:
         if not self.documents.create(record.ref.key, record):
             self._check_same(record)
         self._move(record.ref)
+        if self._ancestors is not None:
+            self._ancestors.insert(0, Ancestor(record.ref, record.time))
 
     def set_aside(self, reason: str) -> CommitRef | None:
         """Turn HEAD back from a commit that cannot be restored to its parent; returns the parent (None: the beginning).
@@ -75,7 +89,14 @@ class Claim:
         note = SetAside(commit=ref, parent=parent, reason=reason, time=self.documents.clock())
         self.documents.create(f"attempts/{self.attempt}/{self.start}/set-aside-{ref.step}.json", note)
         self._move(parent)
+        self._ancestors = None
         return parent
+
+    def ancestors(self) -> Sequence[Ancestor]:
+        """The lineage of the current commit, newest first. Read once; what this claim commits is added to it."""
+        if self._ancestors is None:
+            self._ancestors = [Ancestor(r.ref, r.time) for r in lineage(self.documents, self.commit_ref)]
+        return self._ancestors
 
     def still_current(self) -> bool:
         """Whether HEAD is exactly as this claim's last swap left it."""
