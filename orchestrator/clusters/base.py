@@ -33,7 +33,7 @@ class ContainerEnd:
 
 @dataclass(frozen=True)
 class Admission:
-    """One coming-up of a gang. Its signals are listed in the order in which they decide: queue, node, pod, container."""
+    """One coming-up of a gang. Its signals are in the order in which they decide: queue, node, pod, container."""
 
     key: str
     restart_attempt: int

@@ -277,7 +277,7 @@ class Supervisor:
                 self._write("deleting")
             limits_seconds.append(deletion.grace_seconds - (time.monotonic() - self._deletion_seen))
         if self.shutdown and not admission.node_signals:
-            admission.node_signals.append(Signal("local node", "shutdown", "the gang's supervisor got SIGTERM"))
+            admission.node_signals.append(Signal("local node", "shutdown", "maintenance: its supervisor got SIGTERM"))
             limits_seconds.append(self.request.grace_seconds)
         if not failing and not admission.queue_signals and (signal_ := self._evicted()) is not None:
             admission.queue_signals.append(signal_)

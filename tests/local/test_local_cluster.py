@@ -309,7 +309,7 @@ def test_damage_is_not_knowledge(on: Stage) -> None:
     on.wait_up("demo-a1")
     path = on.cluster.root / "capacity.json"
     path.write_text("{")
-    with pytest.raises(ClusterUnavailable, match="capacity.json"):
+    with pytest.raises(ClusterUnavailable, match=r"capacity\.json"):
         on.cluster.observe("demo")
     time.sleep(0.4)
     assert len(on.cluster.pids("demo-a1")) == 2, "an unreadable quota evicts nobody"

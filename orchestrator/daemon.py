@@ -1,0 +1,294 @@
+"""Keeps one run going until it is done: observe, decide, carry out one thing, look again. Nothing else.
+
+Level-based and crash-only: what is known comes from the cluster and the run directory at each look, so that this
+process can be killed between any two calls and the next one continues. Nobody else has to be kept out: two of them on
+one run collide at creations and at HEAD. The training itself runs under the cluster and does not notice.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import structlog
+
+from orchestrator.api import TrainingRun
+from orchestrator.carry_out import carry_out, plain_environment
+from orchestrator.clusters.base import Cluster, ClusterUnavailable, SubmitConflict
+from orchestrator.decisions import Decision, Done, Freeze, GiveUp, Refused, Wait, WriteSpec
+from orchestrator.lifecycle import decide
+from orchestrator.observe import Memory, Observation, read_observation
+from trainer import recipe as recipes
+from trainer.errors import ConfigurationError, Fenced, StorageUnavailable
+from trainer.freezing import freeze
+from trainer.recipe import Recipe
+from trainer.rundir.rundir import RunDirectory, differences
+
+POLL_SECONDS = 0.25
+SLOWEST_POLL_SECONDS = 2.0
+# A single call is repeated this long; a longer outage is shown as such, and the look after it starts afresh.
+STORE_PATIENCE_SECONDS = 3.0
+SHOWN_DIFFERENCES = 8
+
+
+@dataclass(frozen=True)
+class Interrupted:
+    """This process was told to stop. The training goes on without it."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How `resume_until_done` ended; `end` says why."""
+
+    end: Done | GiveUp | Refused | Interrupted
+
+    @property
+    def word(self) -> Literal["Completed", "BudgetExhausted", "Refused", "Interrupted"]:
+        """The STATUS word, or Interrupted when the run goes on."""
+        if isinstance(self.end, Done):
+            return "Completed"
+        if isinstance(self.end, GiveUp):
+            return "BudgetExhausted"
+        return "Refused" if isinstance(self.end, Refused) else "Interrupted"
+
+    @property
+    def message(self) -> str:
+        return self.end.message
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at the run, and what was decided on it."""
+
+    observation: Observation
+    decision: Decision
+    now: float
+
+    @property
+    def mark(self) -> object:
+        """Equal marks mean that nothing a person would notice has changed."""
+        o, start = self.observation, self.observation.current_start
+        progress = start.progress if start else None
+        gang = o.gang
+        decision = self.decision
+        shown: object = (type(decision).__name__, getattr(decision, "message", None))
+        if isinstance(decision, WriteSpec):  # its nonce is fresh in each look
+            shown = ("WriteSpec", decision.spec.attempt)
+        elif not isinstance(decision, (Wait, Freeze)):
+            shown = decision
+        return (
+            shown,
+            o.attempt,
+            start.start if start else 0,
+            o.committed_step,
+            (progress.phase, progress.step) if progress else None,
+            (gang.phase, len(gang.admissions)) if gang else None,
+            len(o.endings),
+        )
+
+
+class Caretaker:
+    """Looks after one run; `step()` is one look and at most one act."""
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        recipe: Recipe,
+        cluster: Cluster,
+        rundir: RunDirectory,
+        *,
+        clock: Callable[[], float] = time.time,
+        memory: Memory | None = None,
+        take_over: bool = False,
+    ) -> None:
+        self.run = run
+        self.recipe = recipe
+        self.cluster = cluster
+        self.rundir = rundir
+        self.clock = clock
+        self.memory = memory or Memory()
+        self.take_over = take_over
+        self.log = structlog.get_logger().bind(run=run.name)
+
+    def look(self) -> Look:
+        """Observe and decide."""
+        observation = read_observation(
+            self.run, self.recipe, self.cluster, self.rundir, self.memory, take_over=self.take_over
+        )
+        now = self.clock()
+        return Look(observation, decide(self.run, observation, now), now)
+
+    def act(self, look: Look) -> Look:
+        """Carry out what `look` decided. The decision becomes a Freeze when the outcome is unknown."""
+        decision = look.decision
+        if isinstance(decision, (Done, GiveUp, Refused, Freeze, Wait)):
+            return look
+        name = type(decision).__name__
+        try:
+            carry_out(decision, self.run, self.cluster, self.rundir)
+        except (StorageUnavailable, ClusterUnavailable) as error:
+            self.log.warning("unknown outcome", act=name, error=str(error))
+            source = "cluster" if isinstance(error, ClusterUnavailable) else "run directory"
+            return replace(look, decision=Freeze(f"{name}: {error}", (source,), look.now + SLOWEST_POLL_SECONDS))
+        except (Fenced, SubmitConflict) as error:
+            # Somebody else was faster, or the name is taken: the next look shows it.
+            self.log.warning("overtaken", act=name, error=str(error))
+            return replace(look, decision=Wait("Switching", str(error), look.now + SLOWEST_POLL_SECONDS))
+        except ConfigurationError as error:
+            if look.observation.head is None:
+                return replace(look, decision=Refused(str(error)))  # nothing has begun
+            # The store turned read-only, say. The training may well go on; so do we.
+            self.log.error("refused", act=name, error=str(error))
+            return replace(look, decision=Freeze(str(error), ("run directory",), look.now + SLOWEST_POLL_SECONDS))
+        self.log.info("done", act=name, attempt=look.observation.attempt, why=getattr(decision, "why", None))
+        return look
+
+    def step(self) -> Look:
+        return self.act(self.look())
+
+
+def prepare(run: TrainingRun, rundir: RunDirectory | None) -> Recipe:
+    """The run's recipe, frozen, after comparing it with the one the run began with. Changes nothing.
+
+    Raises ConfigurationError for a bad recipe or data, and naming the fields that differ; StorageUnavailable.
+    """
+    recipe = recipes.load(run.spec.recipe.name, run.spec.recipe.overrides)
+    stored = rundir.read_recipe() if rundir is not None else None
+    frozen = freeze(recipe, run.spec.data.root)
+    if stored is not None and stored.fingerprint != frozen.fingerprint():
+        found = differences(
+            stored.recipe.model_dump(mode="json", exclude={"name"}), frozen.model_dump(mode="json", exclude={"name"})
+        )
+        more = f"; and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
+        raise ConfigurationError(
+            f"recipe {recipe.name!r} differs from the one run {run.name!r} began with ({run.spec.run_directory}): "
+            f"{'; '.join(found[:SHOWN_DIFFERENCES])}{more}. Restore these values to continue the run, "
+            "or give runDirectory another folder to begin a new one"
+        )
+    return frozen
+
+
+def resume_until_done(
+    run: TrainingRun,
+    cluster: Cluster,
+    *,
+    poll: float = POLL_SECONDS,
+    on_change: Callable[[Look], None] | None = None,
+    take_over: bool = False,
+    stop: threading.Event | None = None,
+) -> Outcome:
+    """Keep `run` going on `cluster` until a commit at its target step exists, or nothing more can be done.
+
+    `on_change` is called after each look that differs visibly from the one before. `stop`, SIGTERM and SIGINT end this
+    process's part and leave the training alone; call again, from anywhere, to adopt it. Raises ConfigurationError
+    before anything is touched when the run, its recipe, its data or its run directory cannot be used.
+    """
+    plain_environment(run)
+    log = structlog.get_logger().bind(run=run.name)
+    stopping = stop or threading.Event()
+    with _stop_on_signals(stopping):
+        opened = _until_answered(lambda: _open(run), stopping, log, on_error=poll)
+        if opened is None:
+            return _interrupted(run, None)
+        recipe, rundir = opened
+        caretaker = Caretaker(run, recipe, cluster, rundir, take_over=take_over)
+        log.info("looking after the run", fingerprint=recipe.fingerprint(), run_directory=rundir.uri)
+        last: Look | None = None
+        pause = poll
+        while not stopping.is_set():
+            look = caretaker.step()
+            changed = last is None or look.mark != last.mark
+            if changed:
+                _tell(log, look)
+                if on_change is not None:
+                    on_change(look)
+            decision = look.decision
+            if isinstance(decision, (Done, GiveUp, Refused)):
+                return Outcome(decision)
+            waiting = isinstance(decision, (Wait, Freeze))
+            if isinstance(decision, Freeze):
+                pause = min(SLOWEST_POLL_SECONDS, pause * 2)
+            else:
+                pause = poll
+            # After an act, look at once: its result is news. The same act twice in a row had no visible result yet.
+            if waiting or not changed:
+                due = decision.until if isinstance(decision, (Wait, Freeze)) else None
+                stopping.wait(pause if due is None else max(0.01, min(pause, due - caretaker.clock())))
+            last = look
+        return _interrupted(run, last)
+
+
+def _open(run: TrainingRun) -> tuple[Recipe, RunDirectory]:
+    """The recipe and the run directory. The folder is made only after recipe and data have been found good."""
+    uri, patience = run.spec.run_directory, STORE_PATIENCE_SECONDS
+    try:
+        rundir = RunDirectory.open(uri, patience_seconds=patience)
+    except ConfigurationError:
+        recipe = prepare(run, None)
+        return recipe, RunDirectory.open(uri, create=True, patience_seconds=patience)
+    return prepare(run, rundir), rundir
+
+
+def _until_answered[T](
+    call: Callable[[], T], stopping: threading.Event, log: structlog.typing.FilteringBoundLogger, on_error: float
+) -> T | None:
+    """The result of `call`, asked again while a store does not answer; None when told to stop meanwhile."""
+    pause = on_error
+    while not stopping.is_set():
+        try:
+            return call()
+        except StorageUnavailable as error:
+            log.warning("truth unknown", error=str(error))
+            stopping.wait(pause)
+            pause = min(SLOWEST_POLL_SECONDS, pause * 2)
+    return None
+
+
+def _interrupted(run: TrainingRun, last: Look | None) -> Outcome:
+    gang = last.observation.gang if last is not None else None
+    if gang is not None and gang.phase in ("Running", "Queued", "Deleting"):
+        what = f"gang {gang.name} goes on by itself ({gang.phase})"
+    else:
+        what = "no gang of the run is known to be running"
+    return Outcome(
+        Interrupted(
+            f"stopped looking after run {run.name!r}; {what}. The same command again adopts it; "
+            "to end it, set spec.suspend: true and run the command again"
+        )
+    )
+
+
+def _tell(log: structlog.typing.FilteringBoundLogger, look: Look) -> None:
+    decision, o = look.decision, look.observation
+    log.info(
+        getattr(decision, "word", type(decision).__name__),
+        message=getattr(decision, "message", None) or getattr(decision, "why", None),
+        attempt=o.attempt,
+        committed_step=o.committed_step,
+    )
+
+
+@contextlib.contextmanager
+def _stop_on_signals(stopping: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set `stopping`; a second one acts as it would have without us. Main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def handle(number: int, _frame: object) -> None:
+        stopping.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
