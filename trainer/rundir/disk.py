@@ -146,18 +146,25 @@ class DiskStore:
                     times.append(path.stat().st_mtime)
             return max(times, default=None)
 
+    def stat(self, key: str) -> Stat:
+        with self._errors(key):
+            try:
+                return self._stat(self._path(key))
+            except _ABSENT:
+                self._check_root()
+                raise NotFound(key) from None
+
     def stat_tree(self, prefix: str) -> builtins.list[Stat]:
         with self._errors(prefix):
-            found = []
-            for path in self._files(prefix):
-                with path.open("rb") as file:
-                    checksum, size = google_crc32c.Checksum(), 0
-                    while chunk := file.read(1 << 20):
-                        checksum.update(chunk)
-                        size += len(chunk)
-                crc = int.from_bytes(checksum.digest(), "big")
-                found.append(Stat(path.relative_to(self.root).as_posix(), size, crc))
-            return sorted(found, key=lambda stat: stat.key)
+            return sorted((self._stat(path) for path in self._files(prefix)), key=lambda stat: stat.key)
+
+    def _stat(self, path: Path) -> Stat:
+        with path.open("rb") as file:
+            checksum, size = google_crc32c.Checksum(), 0
+            while chunk := file.read(1 << 20):
+                checksum.update(chunk)
+                size += len(chunk)
+        return Stat(path.relative_to(self.root).as_posix(), size, int.from_bytes(checksum.digest(), "big"))
 
     def delete_tree(self, prefix: str) -> None:
         if not prefix.strip("/"):

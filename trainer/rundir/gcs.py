@@ -121,6 +121,12 @@ class GcsStore:
         with self._errors(prefix):
             return max((blob.updated.timestamp() for blob in self._blobs(prefix, "name,updated")), default=None)
 
+    def stat(self, key: str) -> Stat:
+        with self._errors(key):
+            blob = self._blob(key)
+            blob.reload(**self._options)
+            return Stat(key, int(blob.size), int.from_bytes(base64.b64decode(blob.crc32c), "big"))
+
     def stat_tree(self, prefix: str) -> builtins.list[Stat]:
         with self._errors(prefix):
             found = [

@@ -90,6 +90,9 @@ class Store(Protocol):
     def modified(self, prefix: str) -> float | None:
         """UNIX time of the latest write below `prefix` by the store's clock; None when nothing is there."""
 
+    def stat(self, key: str) -> Stat:
+        """Size and crc32c of one object. On disk this reads its bytes. Raises NotFound, StorageUnavailable."""
+
     def stat_tree(self, prefix: str) -> builtins.list[Stat]:
         """Every object below `prefix` with size and crc32c, sorted by key. On disk this reads the bytes."""
 

@@ -1,0 +1,110 @@
+"""Where step 0 comes from: the initialiser, a commit of another run, or a checkpoint folder.
+
+Decided once, by the first start that gets here, and kept in init.json: later starts without a commit to resume from
+(also after damaged ones were set aside) begin from the same bits, whatever their settings say.
+"""
+
+from typing import Any
+
+from trainer.checkpoint import Checkpoints, compare_digest
+from trainer.errors import ConfigurationError
+from trainer.recipe import Recipe
+from trainer.rundir.records import InitRecord
+from trainer.rundir.rundir import RunDirectory
+from trainer.settings import InitFrom
+
+
+def resolve(source: InitFrom | None) -> tuple[InitRecord, dict[str, int] | None]:
+    """Pin `source`: which commit, which folder; and the digest of that commit. Rank 0 only.
+
+    The record's own digest, that of the initial state, is added once the state was built. Raises ConfigurationError
+    naming initFrom when the other run has no such commit.
+    """
+    if source is None:
+        return InitRecord(source=None), None
+    if source.checkpoint is not None:
+        return InitRecord(source=source, checkpoint_uri=source.checkpoint), None
+    assert source.run is not None
+    uri, _, step = source.run.partition("@")
+    if step and not step.isdigit():
+        raise ConfigurationError(f"initFrom.run {source.run!r}: after @ comes a step number")
+    other = RunDirectory.open(uri)
+    found = other.head()
+    commit = found[0].commit if found else None
+    if commit is None:
+        raise ConfigurationError(f"initFrom.run {uri}: that run has no commit yet; wait for one, or name another run")
+    lineage = list(other.lineage(commit))
+    record = next((r for r in lineage if not step or r.ref.step == int(step)), None)
+    if record is None:
+        steps = ", ".join(str(r.ref.step) for r in lineage[:10])
+        raise ConfigurationError(f"initFrom.run {source.run}: no commit at step {step}; newest commits: {steps}")
+    init = InitRecord(source=source, commit=record.ref, checkpoint_uri=other.path(record.checkpoint))
+    return init, record.digest
+
+
+def build(init: InitRecord, recipe: Recipe, mesh: Any, checkpoints: Checkpoints) -> Any:
+    """The initial TrainState on `mesh`, as `init` says. All processes call it.
+
+    Raises ConfigurationError when the source is missing or does not fit the recipe's model.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from trainer.step import abstract_state, init_state
+
+    source = init.source
+    if source is None:
+        return init_state(recipe, mesh)
+    assert init.checkpoint_uri is not None
+    want = abstract_state(recipe, mesh)
+    target: Any = want if source.optimizer_state else {"params": want.params}
+    try:
+        loaded = checkpoints.restore(init.checkpoint_uri, target, partial=not source.optimizer_state)
+    except Exception as error:
+        from trainer.departure import is_peer_loss
+
+        if is_peer_loss(error):
+            raise
+        raise ConfigurationError(
+            f"initFrom: {init.checkpoint_uri} cannot be read into this recipe's model: {type(error).__name__}: {error}"
+        ) from error
+    if not source.optimizer_state:
+        return init_state(recipe, mesh)._replace(params=loaded["params"])
+    if source.step:
+        return loaded
+    zero = jax.jit(lambda: jnp.zeros((), jnp.int32), out_shardings=want.step.sharding)()
+    return loaded._replace(step=zero)
+
+
+def check_source(init: InitRecord, expected: dict[str, int], found: dict[str, int]) -> None:
+    """Compare the leaves taken over from another run's commit with that commit's digest.
+
+    Raises ConfigurationError when they differ.
+    """
+    taken = {name: value for name, value in found.items() if _taken(init, name)}
+    wrong = compare_digest(taken, {name: expected[name] for name in taken if name in expected})
+    if wrong:
+        raise ConfigurationError(f"initFrom: {init.checkpoint_uri} is damaged: {wrong}; name another commit with @STEP")
+
+
+def _taken(init: InitRecord, leaf: str) -> bool:
+    assert init.source is not None
+    if not init.source.optimizer_state:
+        return leaf.startswith("params/")
+    return init.source.step or leaf != "step"
+
+
+def check_again(init: InitRecord, found: dict[str, int]) -> str:
+    """What a later start has to say about its initial state: empty if it is the first one's, bit for bit.
+
+    Raises ConfigurationError when another run's checkpoint changed since.
+    """
+    if init.digest is None:
+        return ""
+    wrong = compare_digest(found, init.digest)
+    if wrong and init.source is not None:
+        raise ConfigurationError(
+            f"initFrom: {init.checkpoint_uri} changed since this run began ({wrong}); "
+            "put the original back, or begin a new run"
+        )
+    return wrong

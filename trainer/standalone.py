@@ -1,0 +1,167 @@
+"""A run without an orchestrator: one process is submitter and gang at once. And read-only evaluation of a commit.
+
+The run directory is the same as any other's, so `verify` and the orchestrator can read it, and a later attempt may come
+from either.
+"""
+
+import os
+import uuid
+from typing import Any
+
+from trainer import recipe as recipes
+from trainer.commands import parse_overrides
+from trainer.distributed import free_port
+from trainer.environment import GangEnvironment, prepare_jax
+from trainer.errors import ConfigurationError
+from trainer.freezing import freeze
+from trainer.hardware import device_type
+from trainer.plan import Plan, split_batch
+from trainer.recipe import Recipe
+from trainer.rundir.records import AttemptSpec
+from trainer.rundir.rundir import RunDirectory
+from trainer.settings import InitFrom, Settings
+
+MICRO_BATCH = 64  # rows per device and forward pass: small enough for a laptop, large enough to keep its cores busy
+
+
+def plan_here(recipe: Recipe, device: str) -> Plan:
+    """The plan of one process on this machine. Raises ConfigurationError for device types that need several."""
+    kind = device_type(device)
+    if kind.processes > 1:
+        raise ConfigurationError(
+            f"--device {device}: it has {kind.processes} processes, and this command starts one; "
+            "use cpu-1, cpu-2 or cpu-4, or `untildone run` for a gang"
+        )
+    micro_batch, accumulation = split_batch(recipe.global_batch, kind.devices, MICRO_BATCH)
+    return Plan(
+        device_type=kind.name,
+        processes=1,
+        devices=kind.devices,
+        global_batch=recipe.global_batch,
+        data_parallel=kind.devices,
+        micro_batch=micro_batch,
+        accumulation=accumulation,
+    )
+
+
+def prepare(
+    recipe: str,
+    *,
+    run_directory: str | None,
+    data_root: str | None,
+    device: str,
+    target: int | None,
+    commit_every: int | None,
+    evaluate_every: int | None,
+    compile_cache: str | None,
+    init_from: str | None,
+    overrides: tuple[str, ...],
+    **gang: Any,
+) -> GangEnvironment:
+    """Submit the next attempt of the run and return the environment of its only process."""
+    for option, value in (("--run-directory", run_directory), ("--data-root", data_root), ("--target", target)):
+        if value is None:
+            raise ConfigurationError(f"--recipe {recipe}: {option} is needed as well")
+    unused = [f"--{name.replace('_', '-')}" for name, value in gang.items() if value is not None]
+    if unused:
+        raise ConfigurationError(f"{', '.join(unused)}: only for a process of a gang; leave out, or leave out --recipe")
+    assert run_directory is not None
+    assert data_root is not None
+    assert target is not None
+    frozen = freeze(recipes.load(recipe, parse_overrides(overrides)), data_root)
+    plan = plan_here(frozen, device)
+    given = {"commit_every": commit_every, "evaluate_every": evaluate_every, "compile_cache": compile_cache}
+    settings = Settings.parse(
+        {
+            "target_step": target,
+            "data_root": os.path.abspath(data_root) if "://" not in data_root else data_root,
+            "init_from": InitFrom(run=init_from) if init_from else None,
+            **{name: value for name, value in given.items() if value is not None},
+        },
+        "options",
+    )
+    rundir = RunDirectory.open(run_directory, create=True)
+    found = rundir.head()
+    head = found[0] if found else None
+    if head is not None and head.commit is not None and head.commit.step > target:
+        raise ConfigurationError(
+            f"--target {target} is lower than what is committed (step {head.commit.step}) in {rundir.uri}; raise it"
+        )
+    rundir.create_recipe(frozen)
+    attempt = (head.attempt if head else 0) + 1
+    spec = rundir.adopt_spec(
+        AttemptSpec(
+            attempt=attempt,
+            nonce=uuid.uuid4().hex,
+            gang=f"standalone-a{attempt}",
+            plan=plan,
+            settings=settings,
+            image="standalone",
+            submitted_by=f"process {os.getpid()}",
+        )
+    )
+    rundir.swap_to_attempt(attempt)
+    return GangEnvironment(
+        run_directory=run_directory,
+        attempt=attempt,
+        nonce=spec.nonce,
+        pod_uid=uuid.uuid4().hex,
+        restart_attempt=0,
+        process_id=0,
+        process_count=1,
+        coordinator=f"127.0.0.1:{free_port()}",
+    )
+
+
+def evaluate_commit(run_directory: str, step: int | None, data_root: str | None, device: str) -> dict[str, Any]:
+    """The held-out loss of a committed step on this machine. Writes nothing.
+
+    Raises ConfigurationError for a step that is not committed, a recipe without data.held_out, a damaged checkpoint.
+    """
+    rundir = RunDirectory.open(run_directory)
+    found, stored = rundir.head(), rundir.read_recipe()
+    if found is None or stored is None or found[0].commit is None:
+        raise ConfigurationError(f"{rundir.uri} has no commit yet")
+    recipe = stored.recipe
+    if not recipe.data.held_out:
+        raise ConfigurationError(f"the recipe of {rundir.uri} has no data.held_out; there is nothing to evaluate on")
+    records = rundir.lineage(found[0].commit)
+    record = next((r for r in records if step is None or r.ref.step == step), None)
+    if record is None:
+        raise ConfigurationError(
+            f"step {step} is not committed in {rundir.uri}; the newest commit is {found[0].commit}"
+        )
+    if data_root is None:
+        spec = rundir.read_spec(found[0].attempt)
+        assert spec is not None
+        data_root = spec.settings.data_root
+    plan = plan_here(recipe, device)
+    prepare_jax(plan, None, device_type(device).family)
+
+    from trainer.checkpoint import Checkpoints, compare_digest, compare_files
+    from trainer.data.mix import Mix
+    from trainer.digest import state_digest
+    from trainer.evaluate import evaluate
+    from trainer.sharding import make_mesh
+    from trainer.step import abstract_state, make_eval_step
+
+    held_out = Mix(recipe, data_root, "held_out")
+    held_out.check()
+    damage = compare_files(rundir.store, record, 0, 1)
+    if damage:
+        raise ConfigurationError(f"{record.ref} of {rundir.uri} is damaged: {damage}; give an older --step")
+    mesh = make_mesh(plan)
+    state = Checkpoints().restore(rundir.path(record.checkpoint), abstract_state(recipe, mesh))
+    damage = compare_digest(state_digest(state), record.digest)
+    if damage:
+        raise ConfigurationError(f"{record.ref} of {rundir.uri} is damaged: {damage}; give an older --step")
+    result = evaluate(state.params, recipe, plan, mesh, held_out, make_eval_step(recipe, plan, mesh), 0, lambda: None)
+    return {
+        "step": record.ref.step,
+        "commit": record.ref.key,
+        "loss": result.loss,
+        "instances": result.instances,
+        "targets": result.targets,
+        "ids": result.ids,
+        "seconds": result.seconds,
+    }

@@ -1,0 +1,212 @@
+"""From a claimed start to the loop: compile and restore side by side, catch up an evaluation, hand over SIGTERM."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from trainer.checkpoint import Checkpoints
+from trainer.commits import Committer
+from trainer.data.loader import Loader
+from trainer.data.mix import Mix
+from trainer.data.order import BatchOrder
+from trainer.departure import Departure, End
+from trainer.distributed import Gang, Termination
+from trainer.environment import GangEnvironment
+from trainer.evaluate import HeldOut, due, evaluate, has_result, write_result
+from trainer.log import log
+from trainer.loop import Loop
+from trainer.progress import Monitor
+from trainer.recipe import Model, Recipe
+from trainer.restore import Restored, Restorer
+from trainer.rundir.claims import Claim
+from trainer.rundir.records import AttemptSpec, CommitRecord, CommitRef
+from trainer.rundir.rundir import RunDirectory
+from trainer.steplog import StepLog
+from trainer.watchdog import Watchdog
+
+
+@dataclass
+class Training:
+    """Everything a claimed start has in hand. Rank 0 alone has a claim and a step log."""
+
+    environment: GangEnvironment
+    spec: AttemptSpec
+    recipe: Recipe
+    mesh: Any
+    rundir: RunDirectory
+    gang: Gang
+    claim: Claim | None
+    departure: Departure
+    termination: Termination
+    monitor: Monitor
+    watchdog: Watchdog
+    steplog: StepLog | None
+    start: int
+    mix: Mix
+    held_out: Mix | None
+    order: BatchOrder
+    peak_flops: float | None
+    _eval_step: Any = None
+
+    def run(self, record: CommitRecord | None) -> End:
+        """Restore `record` (or what stands in for it) and train until the target or SIGTERM."""
+        from jax.experimental import multihost_utils
+
+        from trainer.digest import state_digest
+        from trainer.train import versions
+
+        settings, plan = self.spec.settings, self.spec.plan
+        compilation = Compilation(self.recipe, plan, self.mesh)
+        checkpoints = Checkpoints()
+        restorer = Restorer(self.rundir, self.claim, self.gang, checkpoints, self.recipe, self.mesh)
+        restored = restorer.restore(record, settings.init_from)
+        self.watchdog.beat("compiling")
+        commit = restored.commit.ref if restored.commit else None
+        self.monitor.step, self.monitor.committed_step = restored.step, commit.step if commit else 0
+        self.monitor.enter("Compiling")
+        train_step = compilation.result()
+        self._describe(restored)
+        committer = Committer(
+            self.rundir,
+            self.claim,
+            checkpoints,
+            self.departure,
+            steplog=self.steplog,
+            fingerprint=self.recipe.fingerprint(),
+            versions=versions(),
+            keep=settings.keep,
+            committed=commit,
+            save_seconds=restored.commit.save_seconds if restored.commit else 0.0,
+            on_commit=self._committed,
+        )
+        if commit is not None:
+            self._catch_up(commit, restored.state)
+        if restored.step >= settings.target_step:
+            return End(0, f"step {restored.step} is the initial state already, the target is {settings.target_step}")
+        self.termination.hand_over()
+        with Loader(self.mix, self.order, self.recipe, plan, self.gang.rank, restored.step) as loader:
+            loop = Loop(
+                gang=self.gang,
+                rundir=self.rundir,
+                attempt=self.spec.attempt,
+                start=self.start,
+                recipe=self.recipe,
+                settings=settings,
+                state=restored.state,
+                step=restored.step,
+                batches=self._on_devices(loader),
+                train_step=train_step,
+                held_out=self._evaluate,
+                digest=state_digest,
+                sync_point=multihost_utils.reached_preemption_sync_point,
+                committer=committer,
+                monitor=self.monitor,
+                watchdog=self.watchdog,
+                steplog=self.steplog,
+                flops_per_second_peak=self.peak_flops * self.mesh.size if self.peak_flops else None,
+                flops_per_step=flops_per_token(self.recipe.model, self.recipe.sequence_length)
+                * self.recipe.global_batch
+                * self.recipe.sequence_length,
+            )
+            return loop.run()
+
+    def _on_devices(self, loader: Loader) -> Iterator[tuple[int, Any]]:
+        from trainer.sharding import put_batch
+
+        for t, batch in loader:
+            yield t, put_batch(batch, self.mesh)
+
+    def _evaluate(self, params: Any) -> HeldOut:
+        from trainer.step import make_eval_step
+
+        assert self.held_out is not None
+        if self._eval_step is None:
+            self._eval_step = make_eval_step(self.recipe, self.spec.plan, self.mesh)
+
+        def beat() -> None:
+            self.watchdog.beat("the next batch of the evaluation")
+
+        return evaluate(
+            params, self.recipe, self.spec.plan, self.mesh, self.held_out, self._eval_step, self.gang.rank, beat
+        )
+
+    def _catch_up(self, commit: CommitRef, state: Any) -> None:
+        """Evaluate the restored commit if that is due and no start got to it."""
+        if not due(self.recipe, self.spec.settings.evaluate_every, commit.step):
+            return
+        missed = not has_result(self.rundir.store, commit) if self.gang.rank == 0 else None
+        if self.gang.decide("catch-up", None if missed is None else str(missed)) != "True":
+            return
+        self.monitor.enter("Evaluating")
+        result = self._evaluate(state.params)
+        if self.gang.rank == 0:
+            write_result(self.rundir.store, commit, result, f"{self.spec.attempt}.{self.start}")
+            log().info("held-out evaluation caught up", step=commit.step, loss=round(result.loss, 6))
+
+    def _committed(self, ref: CommitRef) -> None:
+        if self.gang.rank == 0:
+            self.monitor.committed_step = ref.step
+            log().info("committed", step=ref.step, start=f"{ref.attempt}.{ref.start}")
+
+    def _describe(self, restored: Restored) -> None:
+        if self.gang.rank:
+            return
+        plan, where = self.spec.plan, restored.commit.ref if restored.commit else "the initial state"
+        log().info(
+            f"start {self.spec.attempt}.{self.start} trains from {where} to step {self.spec.settings.target_step}",
+            device_type=plan.device_type,
+            devices=plan.devices,
+            processes=plan.processes,
+            per_device_batch=f"{plan.micro_batch} × {plan.accumulation} = {plan.per_device_batch}",
+            global_batch=plan.global_batch,
+        )
+
+
+class Compilation:
+    """The train step, compiled in a thread while the state is restored."""
+
+    def __init__(self, recipe: Recipe, plan: Any, mesh: Any) -> None:
+        self._error: BaseException | None = None
+        self._compiled: Any = None
+        self._thread = threading.Thread(target=self._run, args=(recipe, plan, mesh), name="compile", daemon=True)
+        self._thread.start()
+
+    def _run(self, recipe: Recipe, plan: Any, mesh: Any) -> None:
+        try:
+            import jax
+            import jax.numpy as jnp
+
+            from trainer.sharding import batch_shardings
+            from trainer.step import abstract_state, make_train_step
+
+            rows = plan.data_parallel * plan.micro_batch
+            at = batch_shardings(mesh)
+            tokens, ids = (plan.accumulation, rows, recipe.sequence_length), (plan.accumulation, rows, 2)
+            batch = {
+                "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32, sharding=at["tokens"]),
+                "ids": jax.ShapeDtypeStruct(ids, jnp.uint32, sharding=at["ids"]),
+            }
+            self._compiled = make_train_step(recipe, plan, mesh).lower(abstract_state(recipe, mesh), batch).compile()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._compiled
+
+
+def flops_per_token(model: Model, length: int) -> float:
+    """Floating-point operations of training per token: 6 per weight used, and attention over each layer's window."""
+    heads = model.n_heads * model.head_dim
+    attention = model.d_model * (2 * heads + 2 * model.n_kv_heads * model.head_dim)
+    weights = (
+        model.n_layers * (attention + 3 * model.d_model * model.mlp_hidden) + model.d_model * model.padded_vocab_size
+    )
+    seen = sum(
+        min(model.window(layer), length) if model.window(layer) > 0 else length for layer in range(model.n_layers)
+    )
+    # Scores and values: 2 · 2 · keys · width forward, three times that with backward; causal: half the keys.
+    return 6 * weights + 12 * heads * seen / 2
