@@ -127,7 +127,8 @@ class Budgets(Document):
     no_new_commit: int = Field(
         default=10,
         gt=0,
-        description="give up after this many endings in a row without a new commit, whatever their causes; preemption, maintenance and storage outages are not counted",
+        description="give up after this many endings in a row without a new commit, whatever their causes; "
+        "preemption, maintenance and storage outages are not counted",
     )
 
     def of(self, cause: Category) -> int | None:
@@ -242,7 +243,8 @@ class Spec(Document):
         every = self.evaluation.every_steps
         if every and every % self.checkpoint.every_steps:
             raise ValueError(
-                f"evaluation.everySteps {every} must be a multiple of checkpoint.everySteps {self.checkpoint.every_steps}: evaluations belong to commits"
+                f"evaluation.everySteps {every} must be a multiple of checkpoint.everySteps "
+                f"{self.checkpoint.every_steps}: evaluations belong to commits"
             )
         names = [variable.name for variable in self.env]
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -276,7 +278,8 @@ class Metadata(Document):
     def _label(self) -> Self:
         if not _DNS_LABEL.fullmatch(self.name) or len(self.name) > NAME_LIMIT:
             raise ValueError(
-                f"name {self.name!r} must be a DNS label: lower-case letters, digits and '-', beginning with a letter, at most {NAME_LIMIT} characters"
+                f"name {self.name!r} must be a DNS label: lower-case letters, digits and '-', "
+                f"beginning with a letter, at most {NAME_LIMIT} characters"
             )
         return self
 
@@ -354,7 +357,8 @@ def refuse_inline_secrets(data: Mapping[str, Any], source: str) -> None:
 
 def _secret_error(where: str) -> str:
     return (
-        f"{where}: looks like a secret, and a secret in a spec can be read by everybody who can read the run; put it into a Secret and refer to it: "
+        f"{where}: looks like a secret, and a secret in a spec can be read by everybody who can read the run; "
+        "put it into a Secret and refer to it: "
         "env: [{name: NAME, valueFrom: {secretKeyRef: {name: SECRET, key: KEY}}}]"
     )
 

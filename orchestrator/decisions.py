@@ -78,9 +78,10 @@ class WriteSpec:
 
 @dataclass(frozen=True)
 class SwapHead:
-    """Swap HEAD to `attempt`, start 0 (step 2)."""
+    """Swap HEAD to `attempt`, start 0 (step 2), if it is still at generation `seen` (0: there was none)."""
 
     attempt: int
+    seen: int
 
 
 @dataclass(frozen=True)

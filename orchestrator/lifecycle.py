@@ -1,10 +1,340 @@
-"""decide(run, observation, now): what to do next about one run. Pure: it reads nothing and touches nothing."""
+"""decide(run, observation, now): what to do next about one run. Pure: it reads nothing and touches nothing.
+
+It is asked again after everything that was done, so each answer is one step only. The steps are ordered by what must be
+certain before what: what contradicts itself is refused, what is not known freezes everything, what ended is written
+down before anything new is decided, and only then is the current attempt looked after or followed by the next.
+"""
 
 from orchestrator.api import TrainingRun
-from orchestrator.decisions import Decision
-from orchestrator.observe import Observation
+from orchestrator.backfill import SIGHTINGS, confirmed_gone, is_over, live_ending, missing_ending
+from orchestrator.budgets import NO_NEW_COMMIT, account, pause, spent
+from orchestrator.causes import Verdict
+from orchestrator.clusters.base import Gang
+from orchestrator.decisions import (
+    AppendEnding,
+    Decision,
+    DeleteGang,
+    Done,
+    GiveUp,
+    RecordSubmitted,
+    StatusWord,
+    StopForPlanChange,
+    SubmitGang,
+    SwapHead,
+    Wait,
+    WriteRecipe,
+    WriteSpec,
+)
+from orchestrator.observe import (
+    Mark,
+    Observation,
+    beat_marks,
+    claimed_by,
+    ending_key,
+    missing,
+    over_mark,
+    phase_mark,
+)
+from orchestrator.planning import Rung, settings, shown
+from orchestrator.preconditions import done_message, freeze, reached, refusal
+from trainer.rundir.records import AttemptSpec, Evidence, Phase, Progress
+
+CONFIRM_SECONDS = 1.0
+NEVER = Mark(0, 0.0)
+
+WORDS: dict[Phase, StatusWord] = {
+    "Starting": "Starting",
+    "Restoring": "Restoring",
+    "Compiling": "Compiling",
+    "Training": "Training",
+    "Evaluating": "Training",
+    "Saving": "Saving",
+    "Exiting": "Saving",
+    "Done": "Saving",
+}
 
 
 def decide(run: TrainingRun, observation: Observation, now: float) -> Decision:
-    """The next act, end or pause. `now` is UNIX seconds, used for what is shown to people and for jitter-free dates."""
-    raise NotImplementedError  # completed in the next change
+    """The next act, end or pause. `now` is UNIX seconds: for the dates that are shown, and for `goUp.every`."""
+    o = observation
+    return (
+        refusal(run, o)
+        or freeze(run, o, now)
+        or _first_attempt(run, o)
+        or _write_down(run, o)
+        or _remove_stale(run, o)
+        or _finish(run, o, now)
+        or _submit(run, o, now)
+        or _switch(run, o, now)
+        or (_next_attempt(run, o, now) if is_over(run, o) else _look_after(run, o, now))
+    )
+
+
+# -- the beginning, the ledger, the end
+
+
+def _first_attempt(run: TrainingRun, o: Observation) -> Decision | None:
+    if o.recorded is None:
+        return WriteRecipe(o.recipe)
+    if o.head is not None:
+        return None
+    if o.next_spec is not None:
+        return SwapHead(1, o.generation)
+    if run.spec.suspend:
+        return _suspended()
+    return WriteSpec(_spec(run, o, 1, o.rungs[0]), "the first attempt")
+
+
+def _write_down(run: TrainingRun, o: Observation) -> AppendEnding | None:
+    """Before anything new is decided, everything that ended is in the ledger."""
+    ending = missing_ending(run, o)
+    return AppendEnding(ending) if ending is not None else None
+
+
+def _remove_stale(run: TrainingRun, o: Observation) -> DeleteGang | None:
+    """Gangs of attempts that are over. They can commit nothing, but they hold machines."""
+    for gang in o.stale:
+        if gang.phase != "Deleting" and o.marks.get(f"stale/{gang.uid}", NEVER).count >= SIGHTINGS:
+            return _delete(run, gang, f"attempt {gang.attempt} is over: HEAD names attempt {o.attempt}")
+    return None
+
+
+def _finish(run: TrainingRun, o: Observation, now: float) -> Decision | None:
+    """The target is committed: let what still runs end, then say so."""
+    if not reached(run, o):
+        return None
+    gang = o.gang
+    if gang is not None and gang.phase == "Queued":
+        return _delete(run, gang, f"step {o.committed_step} is committed; nothing is left to train")
+    if gang is not None and gang.phase == "Running":
+        hang = _hang(run, o)
+        if hang is not None:
+            return _delete(
+                run, gang, f"step {o.committed_step} is committed, but the trainers do not end: {hang.value}"
+            )
+    running = gang is not None and not is_over(run, o)
+    if running or o.stale or (missing(o) and not confirmed_gone(o)):
+        what = f"step {o.committed_step} of {run.spec.target_step} is committed; waiting for the last processes to end"
+        return Wait("Saving", what, now + CONFIRM_SECONDS)
+    return Done(o.committed_step, done_message(run, o))
+
+
+# -- the current attempt
+
+
+def _submit(run: TrainingRun, o: Observation, now: float) -> Decision | None:
+    """Steps 3 and 4 of a submission, or finding out that the gang is gone."""
+    assert o.spec is not None
+    gang = o.gang or o.deleted_gang
+    if gang is not None and o.submitted is None:
+        return RecordSubmitted(o.attempt, gang.uid)
+    if missing(o) and not confirmed_gone(o):
+        what = (
+            f"attempt {o.attempt} was submitted, but the cluster does not show it; it counts as gone if that stays so"
+        )
+        return Wait("Starting", what, now + CONFIRM_SECONDS)
+    if gang is None and not missing(o) and o.next_spec is None:
+        return _suspended() if run.spec.suspend else SubmitGang(o.spec)
+    return None
+
+
+def _switch(run: TrainingRun, o: Observation, now: float) -> Decision | None:
+    """The next attempt is written down: HEAD follows as soon as the current one has ended."""
+    new, old, gang = o.next_spec, o.spec, o.gang
+    if new is None or old is None:
+        return None
+    if gang is None or is_over(run, o):
+        return SwapHead(new.attempt, o.generation)
+    if gang.phase == "Deleting":
+        return Wait(
+            "Switching",
+            f"{shown(old.plan)} → {shown(new.plan)}: waiting for attempt {o.attempt} to commit and end",
+            now + CONFIRM_SECONDS,
+        )
+    target = o.rung_of(new)
+    if gang.phase == "Running" and target is not None and _is_up(o, target) and o.fits(target) is False:
+        progress = _progress(o)
+        what = f"{_training(o, progress)}; the move to {target} waits: its capacity went away again"
+        return Wait(WORDS[progress.phase] if progress else "Starting", what)
+    return StopForPlanChange(
+        name=gang.name,
+        uid=gang.uid,
+        grace_seconds=run.spec.grace_period,
+        why=f"attempt {new.attempt} takes over on {shown(new.plan)}",
+        old=old.plan,
+        new=new.plan,
+    )
+
+
+def _look_after(run: TrainingRun, o: Observation, now: float) -> Decision:
+    """HEAD's gang exists and is not over: queued, running, or on its way out."""
+    gang = o.gang
+    assert gang is not None
+    if gang.phase == "Deleting":
+        word: StatusWord = "Suspended" if run.spec.suspend else "Switching"
+        return Wait(
+            word, f"attempt {o.attempt} is being deleted; waiting until its processes are gone", now + CONFIRM_SECONDS
+        )
+    if run.spec.suspend:
+        return _delete(run, gang, "spec.suspend is true")
+    out = spent(o.endings, o.committed_step, run.spec.budgets)
+    if out is not None:
+        return _delete(run, gang, f"the budget for {out.cause} is spent: {out.count} endings since the last commit")
+    if o.rung is None or _target_was_lowered(run, o):
+        rung = o.rung or next((rung for rung in o.rungs if o.fits(rung)), o.rungs[0])
+        return WriteSpec(_spec(run, o, o.attempt + 1, rung), "the spec has changed")
+    return _queued(run, o, gang, o.rung, now) if gang.phase == "Queued" else _running(run, o, gang, o.rung, now)
+
+
+def _queued(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: float) -> Decision:
+    """The queue place is kept; only a wait longer than the rung allows moves the run, to where there is room."""
+    waited = o.marks.get(phase_mark(gang), NEVER).seconds
+    last = o.endings[-1] if o.endings and o.endings[-1].attempt == o.attempt else None
+    word: StatusWord = "Preempted" if last is not None and last.cause == "preempted" else "Queued"
+    known = o.view is not None and o.view.quota_devices is not None
+    others = [other for other in o.rungs if other != rung and (o.fits(other) if known else other.index > rung.index)]
+    what = f"attempt {o.attempt} waits in the queue for {rung.devices} {rung.family} devices ({rung})"
+    if gang.message:
+        what += f": {gang.message}"
+    if waited >= rung.wait_in_queue and others:
+        why = f"{rung} was queued longer than spec.ladder[{rung.index}].waitInQueue ({rung.wait_in_queue:g} s)"
+        return WriteSpec(_spec(run, o, o.attempt + 1, others[0]), why)
+    if len(o.rungs) == 1:
+        return Wait(word, f"{what}; the ladder has no other rung")
+    if waited >= rung.wait_in_queue:
+        return Wait(word, f"{what}; no other rung has capacity now")
+    return Wait(
+        word, f"{what}; after {rung.wait_in_queue:g} s another rung is tried", now + rung.wait_in_queue - waited
+    )
+
+
+def _running(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: float) -> Decision:
+    admission = o.live_admission
+    if admission is not None and any(ending.key == ending_key(gang, admission) for ending in o.endings):
+        return _delete(run, gang, "its present start is in the ledger as ended")
+    hang = _hang(run, o)
+    if hang is not None and admission is not None:
+        return AppendEnding(live_ending(o, Verdict("hang", (hang,))))
+    progress = _progress(o)
+    word = WORDS[progress.phase] if progress else "Starting"
+    upper = _upper(run, o, rung, now)
+    if upper is not None and progress is not None and progress.phase == "Training" and progress.step is not None:
+        why = f"{upper} has had capacity for spec.goUp.after ({run.spec.go_up.after:g} s)"
+        return WriteSpec(_spec(run, o, o.attempt + 1, upper), why)
+    return Wait(word, _training(o, progress))
+
+
+def _hang(run: TrainingRun, o: Observation) -> Evidence | None:
+    """No heartbeat, or no step, for twice what the trainer's own watchdog allows; measured on our clock."""
+    gang, progress = o.gang, _progress(o)
+    if gang is None:
+        return None
+    limits, phase = run.spec.hang, progress.phase if progress else "Starting"
+    stepping = 2 * (limits.step if phase == "Training" else limits.start)
+    beating = 2 * (limits.start if phase in ("Starting", "Restoring", "Compiling") else limits.step)
+    beats, step = (o.marks.get(name, NEVER).seconds for name in beat_marks(o, gang))
+    start = o.current_start
+    source = f"attempts/{o.attempt}/{start.start}/progress.json" if progress and start else f"gang {gang.name}"
+    if beats > beating:
+        return Evidence(source=source, field="beats", value=f"no heartbeat for {beats:.0f} s in phase {phase}")
+    if step > stepping:
+        return Evidence(source=source, field="step", value=f"no new step for {step:.0f} s in phase {phase}")
+    return None
+
+
+def _upper(run: TrainingRun, o: Observation, rung: Rung, now: float) -> Rung | None:
+    """The best higher rung whose capacity has been there long enough, if the last move is long enough ago."""
+    moves = [e.ended for e in o.endings if e.cause == "plan-change" and e.start is not None and e.ended is not None]
+    if moves and now - max(moves) < run.spec.go_up.every:
+        return None
+    for other in o.rungs[: rung.index]:
+        mark = o.marks.get(f"fits/{other.index}", NEVER)
+        if mark.count >= SIGHTINGS and mark.seconds >= run.spec.go_up.after:
+            return other
+    return None
+
+
+def _is_up(o: Observation, target: Rung) -> bool:
+    return o.rung is not None and target.index < o.rung.index
+
+
+# -- the next attempt
+
+
+def _next_attempt(run: TrainingRun, o: Observation, now: float) -> Decision:
+    """HEAD's attempt is over and short of the target: give up, pause, or plan the next."""
+    out = spent(o.endings, o.committed_step, run.spec.budgets)
+    if out is not None:
+        field = "noNewCommit" if out.cause == NO_NEW_COMMIT else _camel(out.cause)
+        last = out.endings[-1]
+        what = (
+            f"{out.count} endings without a new commit"
+            if out.cause == NO_NEW_COMMIT
+            else f"{out.cause} {out.count} time(s)"
+        )
+        message = (
+            f"{what} since step {o.committed_step} was committed; spec.budgets.{field} is {out.limit}. Last: attempt "
+            f"{last.attempt}, {last.cause}. Remove the cause, then raise spec.budgets.{field} to go on from there"
+        )
+        return GiveUp(message, out.cause, last.evidence)
+    if run.spec.suspend:
+        return _suspended()
+    books = account(o.endings, o.committed_step)
+    rest = 0.0
+    if books.needs_pause:
+        rest = pause(run.spec.backoff, books.failures, run.name, o.attempt) - o.marks.get(over_mark(o), NEVER).seconds
+    if rest > 0 and books.last is not None:
+        what = f"attempt {o.attempt} ended ({books.last.cause}), failure {books.failures} since the last commit"
+        return Wait("BackingOff", f"{what}; attempt {o.attempt + 1} follows after a pause", now + rest)
+    return WriteSpec(_spec(run, o, o.attempt + 1, o.rung or o.rungs[0]), f"attempt {o.attempt} is over")
+
+
+# -- small things
+
+
+def _spec(run: TrainingRun, o: Observation, attempt: int, rung: Rung) -> AttemptSpec:
+    return AttemptSpec(
+        attempt=attempt,
+        nonce=o.nonce,
+        gang=run.gang(attempt),
+        plan=rung.plan,
+        settings=settings(run),
+        image=o.image,
+    )
+
+
+def _delete(run: TrainingRun, gang: Gang, why: str) -> DeleteGang:
+    return DeleteGang(gang.name, gang.uid, run.spec.grace_period, why)
+
+
+def _suspended() -> Wait:
+    return Wait("Suspended", "spec.suspend is true; set it to false to go on")
+
+
+def _target_was_lowered(run: TrainingRun, o: Observation) -> bool:
+    """The gang would train beyond what is asked for now. A raised target needs nothing until the old one is reached."""
+    return o.spec is not None and o.spec.settings.target_step > run.spec.target_step
+
+
+def _progress(o: Observation) -> Progress | None:
+    """What the start reports that is live now."""
+    start = o.current_start
+    return start.progress if start is not None and claimed_by(start, o.live_admission) else None
+
+
+def _training(o: Observation, progress: Progress | None) -> str:
+    assert o.spec is not None
+    where = f"attempt {o.attempt} on {shown(o.spec.plan)}"
+    if progress is None:
+        return f"{where}: its processes start and find each other"
+    step = (
+        f"step {progress.step} of {o.spec.settings.target_step}"
+        if progress.step is not None
+        else "before its first step"
+    )
+    return f"{where}: {progress.phase}, {step}, step {o.committed_step} committed"
+
+
+def _camel(cause: str) -> str:
+    first, *rest = cause.split("-")
+    return first + "".join(part.capitalize() for part in rest)

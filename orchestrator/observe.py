@@ -8,7 +8,7 @@ time, never safety.
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from typing import Protocol
@@ -16,7 +16,7 @@ from typing import Protocol
 from orchestrator.api import TrainingRun
 from orchestrator.clusters.base import Admission, Cluster, ClusterUnavailable, ClusterView, Gang
 from orchestrator.planning import Rung, ladder
-from trainer.errors import ConfigurationError, StorageUnavailable
+from trainer.errors import ConfigurationError, StorageUnavailable, TruthUnknown
 from trainer.recipe import Recipe
 from trainer.rundir.records import (
     AttemptSpec,
@@ -25,9 +25,11 @@ from trainer.rundir.records import (
     Head,
     InitRecord,
     Progress,
+    RecipeRecord,
     StartRecord,
     Submitted,
 )
+from trainer.rundir.rundir import differences
 
 CLUSTER, RUN_DIRECTORY = "cluster", "run directory"
 
@@ -66,16 +68,18 @@ class Observation:
     unknown: Mapping[str, str] = field(default_factory=dict)
     refusals: tuple[str, ...] = ()
     # Run directory.
-    recorded: Recipe | None = None
+    recorded: RecipeRecord | None = None
+    recipe_differences: tuple[str, ...] = ()  # recorded → wanted
     init: InitRecord | None = None
     head: Head | None = None
+    generation: int = 0  # of HEAD; 0 when there is none
     spec: AttemptSpec | None = None  # of HEAD's attempt
     submitted: Submitted | None = None  # of HEAD's attempt
     next_spec: AttemptSpec | None = None  # of the attempt after HEAD's; of attempt 1 when there is no HEAD
     later_attempts: bool = (
         False  # attempts beyond next_spec exist, or next_spec was submitted: HEAD was lost or set back
     )
-    starts: tuple[StartFacts, ...] = ()  # of HEAD's attempt, oldest first, all that HEAD says were claimed
+    starts: tuple[StartFacts, ...] = ()  # of HEAD's attempt, oldest first: the current one, and those not in the ledger
     pod_exits: Mapping[str, ExitRecord] = field(default_factory=dict)  # pod uid -> exit.json written before a claim
     endings: tuple[Ending, ...] = ()  # the ledger, by attempt and index
     highest_attempt: int = 0  # the highest that this process, or the run's status, ever saw in HEAD
@@ -123,7 +127,8 @@ class Observation:
     @property
     def current_start(self) -> StartFacts | None:
         """The start that HEAD names, if one has claimed."""
-        return self.starts[-1] if self.starts else None
+        last = self.starts[-1] if self.starts else None
+        return last if last is not None and self.head is not None and last.start == self.head.start else None
 
     @property
     def live_admission(self) -> Admission | None:
@@ -137,8 +142,16 @@ class Observation:
         return self.rung_of(self.spec)
 
     def rung_of(self, spec: AttemptSpec | None) -> Rung | None:
-        """The rung of the ladder with the plan of `spec`."""
-        return next((rung for rung in self.rungs if spec and rung.plan == spec.plan), None)
+        """The rung of the ladder with the hardware of `spec`; how the batch is split on it may have changed since."""
+        same = ((rung, rung.plan) for rung in self.rungs)
+        return next(
+            (
+                rung
+                for rung, plan in same
+                if spec and (plan.device_type, plan.slices) == (spec.plan.device_type, spec.plan.slices)
+            ),
+            None,
+        )
 
     def fits(self, rung: Rung) -> bool | None:
         """Whether the quota allows `rung` now; None when the cluster cannot tell."""
@@ -211,14 +224,19 @@ def marks_of(o: Observation) -> set[str]:
     facts = {f"fits/{rung.index}" for rung in o.rungs if o.fits(rung)}
     facts |= {f"stale/{gang.uid}" for gang in o.stale}
     gang = o.gang
-    if o.submitted is not None and gang is None:
+    if missing(o):
         facts.add(f"gone/{o.attempt}")
-    if (o.submitted is not None and gang is None) or (gang is not None and gang.phase in OVER):
+    if missing(o) or (gang is not None and gang.phase in (*OVER, "Deleting")):
         facts.add(over_mark(o))
     if gang is not None:
         facts.add(phase_mark(gang))
         facts |= set(beat_marks(o, gang))
     return facts
+
+
+def missing(o: Observation) -> bool:
+    """HEAD's attempt was accepted by a cluster (it is recorded, or a start of it claimed), and shows no gang now."""
+    return o.head is not None and o.gang is None and (o.submitted is not None or o.head.start > 0)
 
 
 OVER = ("Succeeded", "Failed", "Deactivated", "Deleted")
@@ -253,10 +271,13 @@ def claimed_by(start: StartFacts, admission: Admission | None) -> bool:
 
 
 class RunReader(Protocol):
-    """What an observation reads of a run directory. Missing objects are None; every call may raise StorageUnavailable."""
+    """What an observation reads of a run directory (trainer.rundir.rundir.RunDirectory).
 
-    def head(self) -> tuple[Head, int] | None: ...
-    def read_recipe(self) -> Recipe | None: ...
+    Missing objects are None; every call may raise StorageUnavailable, TruthUnknown or ConfigurationError.
+    """
+
+    def head(self, at_least: int = 0) -> tuple[Head, int] | None: ...
+    def read_recipe(self) -> RecipeRecord | None: ...
     def read_init(self) -> InitRecord | None: ...
     def read_spec(self, attempt: int) -> AttemptSpec | None: ...
     def read_submitted(self, attempt: int) -> Submitted | None: ...
@@ -264,7 +285,7 @@ class RunReader(Protocol):
     def read_progress(self, attempt: int, start: int) -> Progress | None: ...
     def read_exit(self, attempt: int, start: int) -> ExitRecord | None: ...
     def read_pod_exit(self, attempt: int, pod_uid: str) -> ExitRecord | None: ...
-    def endings(self) -> Sequence[Ending]: ...
+    def endings(self, attempt: int | None = None) -> tuple[Ending, ...]: ...
 
 
 def image_of(run: TrainingRun) -> str:
@@ -302,7 +323,7 @@ def read_observation(
     )
     try:
         observation = _with_run_directory(observation, rundir)
-    except StorageUnavailable as error:
+    except (StorageUnavailable, TruthUnknown) as error:
         unknown[RUN_DIRECTORY] = str(error) or "no answer"
     except ConfigurationError as error:
         observation = replace(observation, refusals=(str(error),))
@@ -313,35 +334,52 @@ def read_observation(
 
 def _with_run_directory(o: Observation, rundir: RunReader) -> Observation:
     """`o` with what the run directory says. Any answer that is missing raises; half a picture is none."""
-    found = rundir.head()
-    head = found[0] if found else None
+    head, generation = rundir.head(o.highest_attempt) or (None, 0)
     attempt = head.attempt if head else 0
-    next_submitted = rundir.read_submitted(attempt + 1)
+    recorded = rundir.read_recipe()
     o = replace(
         o,
-        recorded=rundir.read_recipe(),
+        recorded=recorded,
+        recipe_differences=_differences(recorded.recipe, o.recipe) if recorded else (),
         init=rundir.read_init(),
         head=head,
+        generation=generation,
         spec=rundir.read_spec(attempt) if head else None,
         submitted=rundir.read_submitted(attempt) if head else None,
         next_spec=rundir.read_spec(attempt + 1),
-        later_attempts=next_submitted is not None or rundir.read_spec(attempt + 2) is not None,
-        endings=tuple(sorted(rundir.endings(), key=lambda ending: (ending.attempt, ending.index))),
+        later_attempts=rundir.read_submitted(attempt + 1) is not None or rundir.read_spec(attempt + 2) is not None,
+        endings=tuple(e for a in range(1, attempt + 1) for e in rundir.endings(a)),
     )
     if head is None:
         return o
-    starts = tuple(_start_facts(rundir, head, start) for start in range(1, head.start + 1))
-    recorded = {ending.key for ending in o.endings}
-    gangs = [*(o.view.gangs if o.view else ()), *(o.view.deleted if o.view else ())]
-    pods = {
+    starts = tuple(_start_facts(rundir, head, start) for start in _starts_of_interest(o, head))
+    exits = {uid: record for a, uid in _pods_of_interest(o) if (record := rundir.read_pod_exit(a, uid)) is not None}
+    return replace(o, starts=starts, pod_exits=exits)
+
+
+def _differences(recorded: Recipe, wanted: Recipe) -> tuple[str, ...]:
+    old, new = (recipe.model_dump(mode="json", exclude={"name"}) for recipe in (recorded, wanted))
+    return tuple(differences(old, new))
+
+
+def _starts_of_interest(o: Observation, head: Head) -> list[int]:
+    """The current start, those that the ledger lacks, and the ones after those: they say what was restored."""
+    entered = {ending.start for ending in o.endings if ending.attempt == head.attempt}
+    missing = {start for start in range(1, head.start + 1) if start not in entered}
+    return sorted(start for start in missing | {s + 1 for s in missing} | {head.start} if 1 <= start <= head.start)
+
+
+def _pods_of_interest(o: Observation) -> list[tuple[int, str]]:
+    """(attempt, pod uid) of ended admissions that the ledger does not have yet."""
+    keys = {ending.key for ending in o.endings}
+    gangs = [*o.view.gangs, *o.view.deleted] if o.view else []
+    return sorted(
         (gang.attempt, uid)
         for gang in gangs
         for admission in gang.admissions
-        if admission.ended is not None and ending_key(gang, admission) not in recorded
+        if admission.ended is not None and ending_key(gang, admission) not in keys
         for uid in admission.pod_uids
-    }
-    exits = {uid: record for a, uid in sorted(pods) if (record := rundir.read_pod_exit(a, uid)) is not None}
-    return replace(o, starts=starts, pod_exits=exits)
+    )
 
 
 def _start_facts(rundir: RunReader, head: Head, start: int) -> StartFacts:
