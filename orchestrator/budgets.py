@@ -91,6 +91,12 @@ def pause(backoff: Backoff, failures: int, run: str, seed: int) -> float:
     return full * (1.0 - backoff.jitter * fraction)
 
 
+def camel(cause: str) -> str:
+    """Name of a budget in documents: application-error → applicationError."""
+    first, *rest = cause.split("-")
+    return first + "".join(part.capitalize() for part in rest)
+
+
 def _since_progress(endings: Iterable[Ending], committed_step: int) -> list[Ending]:
     """Endings since the last new commit, oldest first, without duplicates."""
     since: list[Ending] = []

@@ -7,7 +7,7 @@ down before anything new is decided, and only then is the current attempt looked
 
 from orchestrator.api import TrainingRun
 from orchestrator.backfill import SIGHTINGS, confirmed_gone, is_over, live_ending, missing_ending
-from orchestrator.budgets import NO_NEW_COMMIT, account, pause, spent
+from orchestrator.budgets import NO_NEW_COMMIT, account, camel, pause, spent
 from orchestrator.causes import Verdict
 from orchestrator.clusters.base import Gang
 from orchestrator.decisions import (
@@ -153,7 +153,7 @@ def _switch(run: TrainingRun, o: Observation, now: float) -> Decision | None:
         )
     target = o.rung_of(new)
     if gang.phase == "Running" and target is not None and _is_up(o, target) and o.fits(target) is False:
-        progress = _progress(o)
+        progress = live_progress(o)
         what = f"{_training(o, progress)}; the move to {target} waits: its capacity went away again"
         return Wait(WORDS[progress.phase] if progress else "Starting", what)
     return StopForPlanChange(
@@ -215,7 +215,7 @@ def _running(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: floa
     hang = _hang(run, o)
     if hang is not None and admission is not None:
         return AppendEnding(live_ending(o, Verdict("hang", (hang,))))
-    progress = _progress(o)
+    progress = live_progress(o)
     word = WORDS[progress.phase] if progress else "Starting"
     upper = _upper(run, o, rung, now)
     if upper is not None and progress is not None and progress.phase == "Training" and progress.step is not None:
@@ -226,7 +226,7 @@ def _running(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: floa
 
 def _hang(run: TrainingRun, o: Observation) -> Evidence | None:
     """No heartbeat, or no step, for twice what the trainer's own watchdog allows; measured on our clock."""
-    gang, progress = o.gang, _progress(o)
+    gang, progress = o.gang, live_progress(o)
     if gang is None:
         return None
     limits, phase = run.spec.hang, progress.phase if progress else "Starting"
@@ -265,7 +265,7 @@ def _next_attempt(run: TrainingRun, o: Observation, now: float) -> Decision:
     """HEAD's attempt is over and short of the target: give up, pause, or plan the next."""
     out = spent(o.endings, o.committed_step, run.spec.budgets)
     if out is not None:
-        field = "noNewCommit" if out.cause == NO_NEW_COMMIT else _camel(out.cause)
+        field = "noNewCommit" if out.cause == NO_NEW_COMMIT else camel(out.cause)
         last = out.endings[-1]
         what = (
             f"{out.count} endings without a new commit"
@@ -316,7 +316,7 @@ def _target_was_lowered(run: TrainingRun, o: Observation) -> bool:
     return o.spec is not None and o.spec.settings.target_step > run.spec.target_step
 
 
-def _progress(o: Observation) -> Progress | None:
+def live_progress(o: Observation) -> Progress | None:
     """What the start reports that is live now."""
     start = o.current_start
     return start.progress if start is not None and claimed_by(start, o.live_admission) else None
@@ -333,8 +333,3 @@ def _training(o: Observation, progress: Progress | None) -> str:
         else "before its first step"
     )
     return f"{where}: {progress.phase}, {step}, step {o.committed_step} committed"
-
-
-def _camel(cause: str) -> str:
-    first, *rest = cause.split("-")
-    return first + "".join(part.capitalize() for part in rest)
