@@ -27,6 +27,8 @@ from trainer.rundir.store import AlreadyExists, Blob, Conflict, NotFound, Stat, 
 TIMEOUT = (10.0, 60.0)  # connect, read; seconds
 UNCACHED = "no-store"  # readable by all, an object would otherwise be cached for an hour
 DELETING_THREADS = 16
+# The library otherwise asks for the bucket's metadata in a thread, for traces nobody collects; many roles may not read it.
+os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 _UNANSWERED = (
     requests.exceptions.RequestException,
     google.auth.exceptions.GoogleAuthError,
@@ -52,12 +54,12 @@ class GcsStore:
 
     def present(self) -> bool:
         """Whether any object lies below the prefix. Raises StoreRefused when there is no such bucket."""
-        with self._errors("", missing_bucket=True):
+        with self._errors(""):
             listing = self._client.list_blobs(self._bucket, prefix=self._prefix, max_results=1, **self._options)
             return any(True for _ in listing)
 
     def get(self, key: str) -> Blob:
-        with self._errors(key):
+        with self._errors(key, object_needed=True):
             blob = self._blob(key)
             data = blob.download_as_bytes(checksum="crc32c", **self._options)
             return Blob(data, int(blob.generation))
@@ -65,7 +67,7 @@ class GcsStore:
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         if length <= 0:
             return b""
-        with self._errors(key):
+        with self._errors(key, object_needed=True):
             try:
                 # No checksum: the object's covers all of it.
                 return bytes(
@@ -146,8 +148,6 @@ class GcsStore:
     def probe(self) -> None:
         """Try on a scratch object that a second create and a stale swap are refused."""
         key = f".probe/{uuid.uuid4().hex}"
-        with self._errors(key, missing_bucket=True):
-            self._bucket_exists()
         self._create(key, b"1")
         try:
             try:
@@ -173,10 +173,6 @@ class GcsStore:
     def _ready(self) -> None:
         if not self._probed:
             self.probe()
-
-    def _bucket_exists(self) -> None:
-        for _ in self._client.list_blobs(self._bucket, prefix=self._prefix, max_results=1, **self._options):
-            pass
 
     def _create(self, key: str, data: bytes) -> None:
         with self._errors(key):
@@ -213,13 +209,14 @@ class GcsStore:
         return name.removeprefix(self._prefix)
 
     @contextlib.contextmanager
-    def _errors(self, key: str, missing_bucket: bool = False) -> Iterator[None]:
+    def _errors(self, key: str, object_needed: bool = False) -> Iterator[None]:
         try:
             yield
         except api.NotFound as error:
-            if missing_bucket or "bucket" in str(error.message).lower():
-                raise StoreRefused(f"run directory {self.uri}: no such bucket; create it or check its name") from error
-            raise NotFound(key) from None
+            # Listing and writing need no object, so there a 404 speaks of the bucket.
+            if object_needed and "specified bucket does not exist" not in str(error.message):
+                raise NotFound(key) from None
+            raise StoreRefused(f"run directory {self.uri}: no such bucket; create it or check its name") from error
         except api.GoogleAPICallError as error:
             raise self._translate(error, key) from error
         except _UNANSWERED as error:
