@@ -1,0 +1,210 @@
+"""`python -m trainer data tokenize | order | audit`. Plain text when piped, a progress bar on a terminal.
+
+Exit codes of `audit`: 0 clean, 1 a problem was found, 4 no such run. Other errors carry their own (trainer/errors.py).
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from trainer.data.audit import Comparison, RunCoverage
+    from trainer.recipe import Recipe
+    from trainer.rundir.rundir import RunDirectory
+
+NO_SUCH_RUN = 4
+
+
+@click.group()
+def data() -> None:
+    """Tokenise text, build a data order's table, and audit what a run has read."""
+
+
+@data.command()
+@click.option("--source", required=True, help="`stdlib` (this Python's own sources), or a folder of text files.")
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path), help="Folder for NAME-train.bin, NAME-heldout.bin."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tokenize(source: str, out: Path, as_json: bool) -> None:
+    """Write text as token files, one token per byte, split into training and held-out documents."""
+    from trainer.data import tokenize as tokens
+
+    total = len(tokens.documents(source))
+    with _bar("tokenising", total) as progress:
+        made = tokens.tokenize(source, out, progress)
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "dtype": tokens.DTYPE,
+                    "eos_id": tokens.EOS,
+                    "files": [
+                        {"path": str(f.path), "documents": f.documents, "tokens": f.tokens, "written": f.written}
+                        for f in made
+                    ],
+                }
+            )
+        )
+        return
+    for file in made:
+        state = "written" if file.written else "already there, the same"
+        click.echo(f"{file.path}: {file.documents:,} documents, {file.tokens:,} tokens ({tokens.DTYPE}), {state}")
+
+
+@data.command()
+@click.option("--run-directory", required=True, help="Folder or gs:// prefix of the run.")
+@click.option("--epochs", default=1, show_default=True, type=click.IntRange(1), help="Tables for the first N epochs.")
+@click.option("--recipe", "reference", help="Recipe name or file, for a run that has not begun (with --data-root).")
+@click.option("--data-root", help="Folder or gs:// prefix of the token files, to measure them.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Recipe override, e.g. data.order.seed=1."
+)
+def order(
+    run_directory: str, epochs: int, reference: str | None, data_root: str | None, overrides: tuple[str, ...]
+) -> None:
+    """Build the tables of an `olmo_core` order in the run directory. Other orders need none."""
+    from trainer.data.order_table import build_table, needs_table
+
+    if bool(reference) != bool(data_root):
+        raise click.UsageError("--recipe and --data-root belong together: a recipe is frozen by measuring its files")
+    rundir, recipe = _run_and_recipe(run_directory, reference, data_root, overrides)
+    if not needs_table(recipe):
+        why = "is computed per index" if recipe.data.order.kind == "feistel" else "is small enough to be computed"
+        click.echo(f"order {recipe.data.order.kind} of {recipe.instances:,} instances {why}: no table needed")
+        return
+    for epoch in range(epochs):
+        key, written = build_table(rundir.store, recipe, epoch, lambda text: click.echo(text, err=True))
+        click.echo(f"{rundir.path(key)}: {'written' if written else 'already there, the same'}")
+
+
+@data.command()
+@click.argument("run_directory", metavar="RUNDIR")
+@click.option("--against", metavar="RUNDIR2", help="Also say how far this other run is equal bit by bit.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def audit(context: click.Context, run_directory: str, against: str | None, as_json: bool) -> None:
+    """Rebuild from the step logs which instances were read how often along the committed steps of a run."""
+    from trainer.data.audit import NoSuchRun, compare
+    from trainer.data.audit import audit as audit_run
+
+    try:
+        rundir = _open(run_directory)
+        other = _open(against) if against else None
+        with _bar("auditing", None) as advance:
+            coverage = audit_run(rundir, lambda done, total: advance(done, total))
+        comparison = compare(rundir, other) if other else None
+    except NoSuchRun as error:
+        click.echo(f"error: {error}", err=True)
+        context.exit(NO_SUCH_RUN)
+    if as_json:
+        body = coverage.model_dump(mode="json") | {"against": comparison and comparison.model_dump(mode="json")}
+        click.echo(json.dumps(body))
+    else:
+        click.echo(report(coverage, comparison))
+    context.exit(0 if coverage.ok else 1)
+
+
+def report(coverage: "RunCoverage", comparison: "Comparison | None" = None) -> str:
+    """The audit as plain text."""
+    c = coverage
+    lines = [
+        f"run {c.run}: recipe {c.recipe}, order {c.order}, {c.instances:,} instances, batches of {c.global_batch:,}",
+        f"steps {c.first_step + 1:,}..{c.last_step:,}: {c.steps:,} logged, {c.commits:,} commits",
+    ]
+    lines += [
+        f"epoch {e.epoch}: {e.steps:,} steps{' (whole)' if e.whole else ''}, "
+        f"{e.read:,} instances read, {e.repeated:,} repeated, {e.missed:,} missed"
+        for e in c.epochs
+    ]
+    lines.append(
+        f"steps done again: {c.redone_steps:,}; on an equal plan {c.redone_steps_compared:,}, "
+        f"of these {c.redone_steps_bitwise_equal:,} equal bit by bit"
+    )
+    for problem in c.problems:
+        lines.append(f"problem: {problem.text} [{problem.where}]")
+    if c.problem_count > len(c.problems):
+        lines.append(f"… and {c.problem_count - len(c.problems):,} more problems")
+    if comparison:
+        d = comparison
+        lines.append(
+            f"against {d.against}: {d.steps_compared:,} common steps; equal until step: "
+            f"ids {d.ids_equal_until_step:,}, tokens {d.data_equal_until_step:,}, loss {d.loss_equal_until_step:,}, "
+            f"gradient norm {d.grad_norm_equal_until_step:,}, state digests {d.digest_equal_until_step:,}"
+            f" (of {d.digests_compared:,} common commits)"
+        )
+    if not c.steps:
+        lines.append("nothing committed yet: nothing to audit")
+    elif c.ok:
+        lines.append("every instance due was read, none twice")
+    else:
+        lines.append(
+            f"NOT clean: {c.repeated_instances:,} instances repeated, {c.missed_instances:,} missed, "
+            f"{c.problem_count:,} problems"
+        )
+    return "\n".join(lines)
+
+
+def _open(uri: str) -> "RunDirectory":
+    """The run directory at `uri`. Raises NoSuchRun where there is none, StorageUnavailable where that is not known."""
+    from trainer.data.audit import NoSuchRun
+    from trainer.rundir.rundir import RunDirectory
+    from trainer.rundir.store import StoreRefused
+
+    if "://" not in uri and not Path(uri).is_dir():
+        raise NoSuchRun(f"{uri}: no such folder")
+    try:
+        return RunDirectory.open(uri)
+    except StoreRefused as error:
+        raise NoSuchRun(str(error)) from None
+
+
+def _run_and_recipe(
+    uri: str, reference: str | None, root: str | None, overrides: tuple[str, ...]
+) -> "tuple[RunDirectory, Recipe]":
+    """The run directory (made if need be) and its recipe: the stored one, else `reference` frozen below `root`."""
+    from trainer.errors import ConfigurationError
+    from trainer.freezing import freeze
+    from trainer.recipe import load
+    from trainer.rundir.rundir import RunDirectory
+
+    rundir = RunDirectory.open(uri, create=reference is not None)
+    stored = rundir.read_recipe()
+    if reference and root:
+        recipe = freeze(load(reference, dict(_override(text) for text in overrides)), root)
+        if stored and stored.fingerprint != recipe.fingerprint():
+            raise ConfigurationError(f"{uri} belongs to another recipe; leave --recipe out to use the stored one")
+        return rundir, recipe
+    if stored is None:
+        raise ConfigurationError(f"{uri} has no recipe.json yet; give --recipe and --data-root")
+    return rundir, stored.recipe
+
+
+def _override(text: str) -> tuple[str, object]:
+    """FIELD=VALUE, the value as JSON where it is JSON, else as text."""
+    field, sign, value = text.partition("=")
+    if not sign:
+        raise click.UsageError(f"--set {text}: write FIELD=VALUE")
+    try:
+        return field, json.loads(value)
+    except ValueError:
+        return field, value
+
+
+@contextmanager
+def _bar(what: str, total: int | None) -> Iterator[Callable[..., None]]:
+    """A function to call with (done) or (done, total); it draws a bar on a terminal and does nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda done, total=None: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda done, total=total: bars.update(task, completed=done, total=total)
