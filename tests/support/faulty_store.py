@@ -76,7 +76,7 @@ def dice(seed: int, rate: float, faults: Sequence[Fault] = (Fault.BEFORE, Fault.
 
 
 class FaultyStore:
-    """See the module. `calls` is the record of what was asked; `sleep` serves DELAY; LATE effects land `due` calls later."""
+    """See the module. `calls` is what was asked; `sleep` serves DELAY; LATE effects land `due` calls later."""
 
     def __init__(
         self, store: Store, plan: Plan = never, *, due: int = 2, sleep: Callable[[float], None] = lambda seconds: None

@@ -65,8 +65,8 @@ class Claim:
     def commit(self, record: CommitRecord) -> None:
         """Make `record` current: create its document, then swap HEAD. Step log and checkpoint must be durable already.
 
-        Safe to repeat with the same record after StorageUnavailable. Raises Fenced when HEAD names another attempt or start or its
-        commit was changed by another; ValueError when the record does not follow the current commit.
+        Safe to repeat with the same record after StorageUnavailable. Raises Fenced when HEAD names another attempt or
+        start, or its commit was changed by another; ValueError when the record does not follow the current commit.
         """
         if self.commit_ref == record.ref:
             return
@@ -126,7 +126,8 @@ class Claim:
         timing = {"time": record.time, "save_seconds": record.save_seconds}
         if found.model_copy(update=timing) != record:
             raise TrainerError(
-                f"commit of {record.ref}: {record.ref.key} exists with other content; a start commits each step once, the next start may do it again"
+                f"commit of {record.ref}: {record.ref.key} exists with other content; "
+                "a start commits each step once, the next start may do it again"
             )
 
     def _move(self, target: CommitRef | None) -> None:
@@ -144,14 +145,16 @@ class Claim:
             mine = (self.attempt, self.start, self.head.pod_uid)
             if (head.attempt, head.start, head.pod_uid) != mine:
                 raise Fenced(
-                    f"start {self.attempt}.{self.start} is fenced: HEAD names start {head.attempt}.{head.start}; nothing was changed"
+                    f"start {self.attempt}.{self.start} is fenced: HEAD names start {head.attempt}.{head.start}; "
+                    "nothing was changed"
                 )
             if head.commit == target:
                 self.head = head
                 return
             if head.commit != self.commit_ref:
                 raise Fenced(
-                    f"start {self.attempt}.{self.start} is fenced: HEAD's commit became {head.commit} by another hand; nothing was changed"
+                    f"start {self.attempt}.{self.start} is fenced: HEAD's commit became {head.commit} by another hand; "
+                    "nothing was changed"
                 )
 
 
@@ -166,11 +169,13 @@ def claim(
     deadline_seconds: float | None = None,
     poll_seconds: float = 1.0,
 ) -> Claim:
-    """Swap HEAD to the next start of `attempt`. While HEAD names a lower attempt (or none yet), look again every `poll_seconds`.
+    """Swap HEAD to the next start of `attempt`.
 
-    `restart_attempt` counts the gang's restarts. Equal to the stored one is a new claim all the same: Kueue re-admits a gang without counting,
-    and of two such claims the later one holds. Raises Fenced for a lower attempt, a lower restart_attempt or a nonce that is not the
-    attempt's; ClaimStopped when `stop()` is true (after SIGTERM nothing is claimed) or after `deadline_seconds`.
+    While HEAD names a lower attempt, or none yet, it looks again every `poll_seconds`. `restart_attempt` counts the
+    gang's restarts; equal to the stored one is a new claim all the same, since Kueue re-admits a gang without counting,
+    and of two such claims the later one holds. Raises Fenced for a lower attempt, a lower restart_attempt or a nonce
+    that is not the attempt's; ClaimStopped when `stop()` is true (after SIGTERM nothing is claimed) or after
+    `deadline_seconds`.
     """
     began = documents.monotonic()
     while True:
@@ -212,7 +217,8 @@ def _try_claim(
         )
     if restart_attempt < head.restart_attempt:
         raise Fenced(
-            f"gang restart {restart_attempt} of attempt {head.attempt} is fenced: restart {head.restart_attempt} has claimed; nothing was changed"
+            f"gang restart {restart_attempt} of attempt {head.attempt} is fenced: restart {head.restart_attempt} "
+            "has claimed; nothing was changed"
         )
     new = head.model_copy(
         update={"start": head.start + 1, "pod_uid": pod_uid, "restart_attempt": restart_attempt, "op_id": new_op_id()}

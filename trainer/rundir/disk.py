@@ -2,7 +2,7 @@
 
 A swap to generation g+1 writes a temporary file, fsyncs it, and links it to `KEY.d/<g+1>`: the link either is the first
 (won) or meets EEXIST (lost), and a process stopped at any point holds nothing that others wait for. Generations are
-kept, so none is ever used twice. Every folder entry is fsynced before a call returns. Network file systems are untested.
+kept, so none is ever used twice. Every folder entry is fsynced before a call returns. NFS is untested.
 """
 
 import builtins
@@ -20,11 +20,11 @@ from typing import IO
 import google_crc32c
 
 from trainer.errors import StorageUnavailable, TrainerError
+from trainer.rundir.files import ABSENT, exists, file_system, fsync_folder, identity, remove
 from trainer.rundir.store import AlreadyExists, Blob, Conflict, NotFound, Stat, StorageFull, StoreRefused
 
 TEMPORARY = ".tmp"  # at the root, so that link and rename stay inside one file system
 SWEEP_SECONDS = 24 * 3600.0
-_ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
 class DiskStore:
@@ -38,7 +38,7 @@ class DiskStore:
                 raise StoreRefused(
                     f"run directory {self.root}: no such folder; check the path, or that its disk is mounted"
                 )
-            self._identity = _identity(self.root)
+            self._identity = identity(self.root)
         except OSError as error:
             raise self._translate(error, "") from error
         self._probed = False
@@ -52,7 +52,8 @@ class DiskStore:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreRefused(
-                f"run directory {root}: cannot be created ({os.strerror(error.errno or 0)}); choose a folder you may write to"
+                f"run directory {root}: cannot be created ({os.strerror(error.errno or 0)}); "
+                "choose a folder you may write to"
             ) from error
 
     def get(self, key: str) -> Blob:
@@ -62,7 +63,7 @@ class DiskStore:
                 path = self._path(f"{key}.d/{generation}") if generation else self._path(key)
                 try:
                     return Blob(path.read_bytes(), generation)
-                except _ABSENT:
+                except ABSENT:
                     self._check_root()
                     if not generation:
                         raise NotFound(key) from None
@@ -74,7 +75,7 @@ class DiskStore:
             try:
                 with self._path(key).open("rb") as file:
                     return os.pread(file.fileno(), length, offset)
-            except _ABSENT:
+            except ABSENT:
                 self._check_root()
                 raise NotFound(key) from None
 
@@ -98,7 +99,7 @@ class DiskStore:
                     self._make_folder(target.parent)
                     os.replace(temporary, target)
             except BaseException:
-                _remove(temporary)
+                remove(temporary)
                 raise
 
     def swap(self, key: str, data: bytes, expected: int) -> int:
@@ -106,8 +107,9 @@ class DiskStore:
             raise ValueError(f"{key}: only keys at the root of the run directory are swapped")
         folder = self._path(f"{key}.d")
         with self._errors(key):
-            # Generations are contiguous and never removed, so "`expected` exists and its successor does not" is "`expected` is the newest".
-            if expected and not _exists(folder / str(expected)):
+            # Generations have no gaps and are never removed: if `expected` exists and its successor does not,
+            # `expected` is the newest.
+            if expected and not exists(folder / str(expected)):
                 self._check_root()
                 raise Conflict(key)
             try:
@@ -132,7 +134,7 @@ class DiskStore:
             folder = self._path(prefix)
             try:
                 names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name != TEMPORARY]
-            except _ABSENT:
+            except ABSENT:
                 self._check_root()
                 return []
             base = prefix.strip("/")
@@ -142,7 +144,7 @@ class DiskStore:
         with self._errors(prefix):
             times = []
             for path in self._files(prefix):
-                with contextlib.suppress(*_ABSENT):
+                with contextlib.suppress(*ABSENT):
                     times.append(path.stat().st_mtime)
             return max(times, default=None)
 
@@ -150,7 +152,7 @@ class DiskStore:
         with self._errors(key):
             try:
                 return self._stat(self._path(key))
-            except _ABSENT:
+            except ABSENT:
                 self._check_root()
                 raise NotFound(key) from None
 
@@ -175,7 +177,7 @@ class DiskStore:
             doomed = self.root / TEMPORARY / uuid.uuid4().hex
             try:
                 os.rename(folder, doomed)  # at once for readers, whatever happens to us while the files go
-            except _ABSENT:
+            except ABSENT:
                 self._check_root()
                 return
             except OSError as error:
@@ -198,7 +200,7 @@ class DiskStore:
                 self._write(io.BytesIO(b"probe"), durable=True, path=source)
                 try:
                     os.link(source, link)
-                    _fsync_folder(temporary)
+                    fsync_folder(temporary)
                 except OSError as error:
                     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
                         raise
@@ -214,8 +216,8 @@ class DiskStore:
                 if link.read_bytes() != b"probe":
                     raise self._unfit("a hard link does not show the bytes of its file")
             finally:
-                _remove(link)
-                _remove(source)
+                remove(link)
+                remove(source)
         self._probed = True
 
     # -- writing
@@ -227,10 +229,10 @@ class DiskStore:
             self.probe()
 
     def _link(self, data: IO[bytes], target: Path) -> None:
-        """Make `target` exist with `data`, durably, if it does not. Raises AlreadyExists, then too with a durable entry."""
+        """Make `target` exist with `data`, durably. Raises AlreadyExists, and then its entry is durable too."""
         self._ready()
-        if _exists(target):
-            _fsync_folder(target.parent)  # its writer may have stopped before it did so
+        if exists(target):
+            fsync_folder(target.parent)  # its writer may have stopped before it did so
             raise AlreadyExists(self._key(target))
         temporary = self._write(data, durable=True)
         try:
@@ -243,11 +245,11 @@ class DiskStore:
                     self._make_folder(target.parent)
                     os.link(temporary, target)
             except FileExistsError:
-                _fsync_folder(target.parent)
+                fsync_folder(target.parent)
                 raise AlreadyExists(self._key(target)) from None
-            _fsync_folder(target.parent)
+            fsync_folder(target.parent)
         finally:
-            _remove(temporary)
+            remove(temporary)
 
     def _write(self, data: IO[bytes], durable: bool, path: Path | None = None) -> Path:
         path = path or self.root / TEMPORARY / f"{os.getpid()}-{uuid.uuid4().hex}"
@@ -258,7 +260,7 @@ class DiskStore:
                 if durable:
                     os.fsync(file.fileno())
         except BaseException:
-            _remove(path)
+            remove(path)
             raise
         return path
 
@@ -272,7 +274,7 @@ class DiskStore:
             parent, path = path, path / part
             path.mkdir(exist_ok=True)
             if path not in self._durable:
-                _fsync_folder(parent)
+                fsync_folder(parent)
                 self._durable.add(path)
 
     def _sweep(self, temporary: Path) -> None:
@@ -294,9 +296,9 @@ class DiskStore:
         if generation is None:
             try:
                 generation = max((int(name) for name in os.listdir(folder) if name.isdigit()), default=0)
-            except _ABSENT:
+            except ABSENT:
                 return 0
-        while _exists(folder / str(generation + 1)):
+        while exists(folder / str(generation + 1)):
             generation += 1
         if generation:
             self._newest[key] = generation
@@ -309,7 +311,7 @@ class DiskStore:
             folder = stack.pop()
             try:
                 entries = list(os.scandir(folder))
-            except _ABSENT:
+            except ABSENT:
                 self._check_root()
                 continue
             for entry in entries:
@@ -333,8 +335,8 @@ class DiskStore:
     def _check_root(self) -> None:
         """The folder we opened is still there; otherwise "no such object" would be a guess."""
         try:
-            same = _identity(self.root) == self._identity
-        except _ABSENT:
+            same = identity(self.root) == self._identity
+        except ABSENT:
             same = False
         if not same:
             raise StorageUnavailable(
@@ -352,54 +354,18 @@ class DiskStore:
         why = os.strerror(error.errno or 0)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StorageFull(
-                f"run directory {self.uri}: disk full while writing {key} ({why}); free space, the run goes on from its last commit"
+                f"run directory {self.uri}: disk full while writing {key} ({why}); "
+                "free space, the run goes on from its last commit"
             )
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             return StoreRefused(
-                f"run directory {self.uri}: {why} ({error.filename or key}); the trainer and the orchestrator must be able to write there"
+                f"run directory {self.uri}: {why} ({error.filename or key}); "
+                "the trainer and the orchestrator must be able to write there"
             )
         return StorageUnavailable(f"run directory {self.uri}: {key}: {why}")
 
     def _unfit(self, what: str) -> StoreRefused:
         return StoreRefused(
-            f"run directory {self.uri}: file system {_file_system(self.root)!r} is not usable: {what}; use a local disk or gs://"
+            f"run directory {self.uri}: file system {file_system(self.root)!r} is not usable: {what}; "
+            "use a local disk or gs://"
         )
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_dev, status.st_ino
-
-
-def _exists(path: Path) -> bool:
-    """Whether `path` exists; unlike Path.exists, an error is an error and not a no."""
-    try:
-        path.stat()
-    except _ABSENT:
-        return False
-    return True
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
-
-
-def _file_system(path: Path) -> str:
-    """Type of the file system that holds `path`, for the message only."""
-    best = ("", "unknown")
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/mounts").read_text().splitlines():
-            _, mount, kind, *_ = line.split()
-            inside = path == Path(mount) or Path(mount) in path.parents
-            if inside and len(mount) >= len(best[0]):
-                best = (mount, kind)
-    return best[1]

@@ -70,7 +70,7 @@ class Documents:
         return None if data is None else kind.read(data, self.path(key))
 
     def create(self, key: str, record: Record) -> bool:
-        """Create the document at `key`. False when another one is there, which is left alone; the same again is True."""
+        """Create the document at `key`. False: another one is there, and is left alone. The same again is True."""
         try:
             self.create_bytes(key, record.canonical())
         except AlreadyExists:
@@ -95,8 +95,9 @@ class Documents:
     def head(self, at_least: int = 0) -> tuple[Head, int] | None:
         """HEAD and its generation; None when no attempt was ever submitted.
 
-        `at_least` is the highest attempt the caller has ever seen. Raises TruthUnknown when HEAD is lower than that, unreadable, or
-        missing although attempts or commits exist; ConfigurationError when a newer untildone wrote it. Changes nothing.
+        `at_least` is the highest attempt the caller has ever seen. Raises TruthUnknown when HEAD is lower than that,
+        unreadable, or missing although attempts or commits exist; ConfigurationError when a newer untildone wrote it.
+        Changes nothing.
         """
         blob = self.patient(self._get_head)
         if blob is None:
@@ -112,18 +113,19 @@ class Documents:
             head = Head.read(data, self.path(HEAD))  # raises: upgrade
         if head.attempt < at_least:
             raise self.unknown(
-                f"HEAD names attempt {head.attempt}, but attempt {at_least} was seen before: the directory was rolled back"
+                f"HEAD names attempt {head.attempt}, but attempt {at_least} was seen before: it was rolled back"
             )
         return head, generation
 
     def swap_head(self, head: Head, generation: int) -> int | None:
-        """Replace HEAD at `generation` (0: no HEAD yet). Returns the new generation, None when another write took it."""
+        """Replace HEAD at `generation` (0: no HEAD yet). The new generation, or None when another write took it."""
         return certain_swap(self.store, self.patient, HEAD, head.canonical(), generation)
 
     def unknown(self, what: str) -> TruthUnknown:
         """The error for a HEAD that cannot be trusted, with the way out."""
         return TruthUnknown(
-            f"run directory {self.uri}: {what}. Nothing was changed. When you know that no trainer of this run is alive: "
+            f"run directory {self.uri}: {what}. Nothing was changed. "
+            "When you know that no trainer of this run is alive: "
             f"untildone recover {self.uri} (shows the HEAD it would write, --yes writes it)"
         )
 

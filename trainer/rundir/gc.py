@@ -8,6 +8,7 @@ after their last write.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from trainer.rundir.claims import Ancestor, Claim
 from trainer.rundir.documents import Documents
@@ -83,7 +84,9 @@ def find_debris(claim: Claim, pinned: Iterable[CommitRef]) -> list[str]:
         if numbers is None or (int(numbers[1]), int(numbers[2])) >= (claim.attempt, claim.start):
             continue
         for folder in _folders(documents, f"checkpoints/{name}"):
-            modified = documents.patient(lambda key=folder: store.modified(key)) if folder not in kept else None  # type: ignore[misc]
+            if folder in kept:
+                continue
+            modified = patient(partial(store.modified, folder))
             if modified is not None and documents.clock() - modified >= DEBRIS_SECONDS:
                 found.append(folder)
     return found
@@ -109,6 +112,6 @@ def _remove(claim: Claim, folders: Sequence[str]) -> list[str]:
     for folder in folders:
         if not claim.still_current():
             break
-        claim.documents.patient(lambda key=folder: claim.documents.store.delete_tree(key))  # type: ignore[misc]
+        claim.documents.patient(partial(claim.documents.store.delete_tree, folder))
         removed.append(folder)
     return removed

@@ -27,7 +27,7 @@ from trainer.rundir.store import AlreadyExists, Blob, Conflict, NotFound, Stat, 
 TIMEOUT = (10.0, 60.0)  # connect, read; seconds
 UNCACHED = "no-store"  # readable by all, an object would otherwise be cached for an hour
 DELETING_THREADS = 16
-# The library otherwise asks for the bucket's metadata in a thread, for traces nobody collects; many roles may not read it.
+# The library otherwise asks for the bucket's metadata in a thread, for traces that nobody collects.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 _UNANSWERED = (
     requests.exceptions.RequestException,

@@ -1,7 +1,7 @@
 """The ledger: one entry per ending, written once, by whoever sees it first.
 
-Entries of an attempt are numbered without gaps; two writers racing for a number collide at its creation, and the loser looks whether
-the winner wrote the same ending before it takes the next number.
+Entries of an attempt are numbered without gaps; two writers racing for a number collide at its creation, and the loser
+looks whether the winner wrote the same ending before it takes the next number.
 """
 
 from trainer.rundir.documents import Documents
@@ -28,7 +28,7 @@ class Ledger:
         return tuple(known)
 
     def append(self, ending: Ending) -> Ending:
-        """Record `ending` (its index is chosen here) unless its key is recorded already; returns the entry that counts."""
+        """Record `ending` (its index is chosen here) unless its key is recorded; returns the entry that counts."""
         while True:
             entries = self.endings(ending.attempt)
             same = next((entry for entry in entries if entry.key == ending.key), None)

@@ -28,7 +28,8 @@ class Record(Frozen):
         newer = newer_version(data)
         if newer is not None:
             raise ConfigurationError(
-                f"{source}: written by a newer untildone (document version {newer}, this one reads up to {VERSION}); upgrade untildone, nothing was changed"
+                f"{source}: written by a newer untildone (document version {newer}, this one reads up to {VERSION}); "
+                "upgrade untildone, nothing was changed"
             )
         return cls.parse(data, source)
 

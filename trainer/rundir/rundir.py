@@ -1,6 +1,7 @@
 """The run directory as trainer and orchestrator use it: PROTOCOL of one run, on disk or in a bucket.
 
-One method per thing that may happen; each is one step that can be repeated after a crash. docs/run-directory.md tells the story.
+One method per thing that may happen; each is one step that can be repeated after a crash. docs/run-directory.md tells
+the story.
 """
 
 import json
@@ -50,7 +51,8 @@ class RunDirectory(Documents):
     def open(cls, uri: str, create: bool = False, **options: Any) -> Self:
         """The run directory at `uri` (a folder, or gs://bucket/prefix); `create` makes a missing folder.
 
-        Reading needs no write permission; the store is probed at the first write. Raises ConfigurationError when it is missing.
+        Reading needs no write permission; the store is probed at the first write. Raises ConfigurationError when it is
+        missing.
         """
         return cls(open_store(uri, create), **options)
 
@@ -74,7 +76,7 @@ class RunDirectory(Documents):
         return self.read(RECIPE, RecipeRecord)
 
     def create_init(self, init: InitRecord) -> InitRecord:
-        """Fix where the weights come from, or check that it is unchanged. Raises ConfigurationError as `create_recipe`."""
+        """Fix where the weights come from, or check that it is unchanged; errors as in `create_recipe`."""
         stored = self.adopt(INIT, init)
         self._same("initFrom", stored, init, ignored="digest")
         return stored
@@ -90,7 +92,8 @@ class RunDirectory(Documents):
         if found:
             more = f"; and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
             raise ConfigurationError(
-                f"{what} differs from the one this run began with ({self.uri}): {'; '.join(found[:SHOWN_DIFFERENCES])}{more}. "
+                f"{what} differs from the one this run began with ({self.uri}): "
+                f"{'; '.join(found[:SHOWN_DIFFERENCES])}{more}. "
                 "Restore these values to continue the run, or give runDirectory another folder to begin a new one"
             )
 
@@ -200,7 +203,7 @@ class RunDirectory(Documents):
         )
 
     def damaged_files(self, record: CommitRecord) -> list[str]:
-        """What differs between a checkpoint's files now and at its commit, one sentence per file; reads them all on disk."""
+        """What differs between a checkpoint's files now and at its commit, one sentence per file. Reads all of them."""
         now = {entry.path: entry for entry in self.checkpoint_files(record.ref)}
         found = []
         for entry in record.files:

@@ -1,7 +1,7 @@
 """The step log: one JSON line per step, in immutable files named after their first and last step.
 
-Floats are written so that the very same float comes back (shortest repr; NaN, Infinity and -Infinity as JSON constants): a step done again is
-compared with its line bit for bit.
+Floats are written so that the very same float comes back (shortest repr; NaN, Infinity and -Infinity as JSON
+constants): a step done again is compared with its line bit for bit.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,8 @@ def read(documents: Documents, file: StepLogFile) -> list[StepLine]:
         raise Damaged(f"step log {documents.path(file.key)} is missing")
     if google_crc32c.value(data) != file.crc32c:
         raise Damaged(
-            f"step log {documents.path(file.key)} is damaged: crc32c {google_crc32c.value(data):08x}, written was {file.crc32c:08x}"
+            f"step log {documents.path(file.key)} is damaged: crc32c {google_crc32c.value(data):08x}, "
+            f"written was {file.crc32c:08x}"
         )
     return _parse(documents, file.key, data)
 

@@ -23,7 +23,7 @@ class AlreadyExists(Exception):
 
 
 class Conflict(Exception):
-    """The object is at another generation and was left alone. Certain only once the caller has looked for its own write."""
+    """The object is at another generation and was left alone. Certain once the caller has looked for its own write."""
 
 
 class StoreRefused(ConfigurationError):
@@ -85,7 +85,7 @@ class Store(Protocol):
         """Keys below `prefix`, sorted. For collecting debris and for reports; never to decide what is committed."""
 
     def folders(self, prefix: str) -> builtins.list[str]:
-        """Names of the folders directly below `prefix` that hold at least one object, sorted. Same caution as `list`."""
+        """Names of the folders directly below `prefix` that hold an object, sorted. Same caution as `list`."""
 
     def modified(self, prefix: str) -> float | None:
         """UNIX time of the latest write below `prefix` by the store's clock; None when nothing is there."""

@@ -1,6 +1,6 @@
 """Submitting attempt m: spec, HEAD, gang, submitted – four steps, each safe to repeat, in this order.
 
-Whoever dies between two of them is continued by the next one who looks: the spec that was created first is everybody's spec.
+Whoever dies between two of them is continued by the next one who looks: the spec that was created first is everybody's.
 """
 
 from trainer.errors import ConfigurationError, Fenced
@@ -25,8 +25,9 @@ def adopt_spec(documents: Documents, spec: AttemptSpec) -> AttemptSpec:
 def swap_to_attempt(documents: Documents, attempt: int, seen: int | None = None) -> tuple[Head, int]:
     """Step 2. HEAD → attempt m, start 0, the commit kept. Returns HEAD (at m already: unchanged) and its generation.
 
-    `seen` is the generation (0: none) of the HEAD that the decision was made on; with it, a HEAD that moved since is left alone.
-    Raises Fenced when HEAD names a later attempt or is no longer at `seen`; ConfigurationError when attempt m has no spec.
+    `seen` is the generation (0: none) of the HEAD that the decision was made on; with it, a HEAD that moved since is
+    left alone. Raises Fenced when HEAD names a later attempt or is no longer at `seen`; ConfigurationError when
+    attempt m has no spec.
     """
     while True:
         found = documents.head()
@@ -37,11 +38,13 @@ def swap_to_attempt(documents: Documents, attempt: int, seen: int | None = None)
             raise Fenced(f"run directory {documents.uri}: HEAD names attempt {head.attempt}; attempt {attempt} is over")
         if seen is not None and generation != seen:
             raise Fenced(
-                f"run directory {documents.uri}: HEAD moved from generation {seen} to {generation} since the decision for attempt {attempt}"
+                f"run directory {documents.uri}: HEAD moved from generation {seen} to {generation} "
+                f"since the decision for attempt {attempt}"
             )
         if documents.read(spec_key(attempt), AttemptSpec) is None:
             raise ConfigurationError(
-                f"run directory {documents.uri}: attempt {attempt} has no {spec_key(attempt)}; create it before HEAD names the attempt"
+                f"run directory {documents.uri}: attempt {attempt} has no {spec_key(attempt)}; "
+                "create it before HEAD names the attempt"
             )
         new = Head(attempt=attempt, start=0, commit=head.commit if head else None, op_id=new_op_id())
         won = documents.swap_head(new, generation)

@@ -1,9 +1,9 @@
 """From calls that may go unanswered to answers that are certain.
 
 A timeout says nothing: the write may have landed, may land later, or never. A conflict says nothing either while an
-earlier try of ours may have caused it. So a swap carries a fresh `op_id`, and the same body is sent with the same generation
-until the answer is certain: success, or another generation whose body carries our op_id (won) or another's (lost). The
-generation we named can be used up only once, so a late landing of an earlier try cannot do harm afterwards.
+earlier try of ours may have caused it. So a swap carries a fresh `op_id`, and the same body is sent with the same
+generation until the answer is certain: success, or another generation whose body carries our op_id (won) or another's
+(lost). The generation we named can be used up only once, so an earlier try that lands afterwards does no harm.
 """
 
 import json
