@@ -2,7 +2,8 @@
 
 A token is a byte (0..255); EOS (256) ends each document. `stdlib` is the standard library's own sources without their
 tests, about 12 MB. A document goes to the held-out file or to the training file by the hash of its content, so equal
-documents never lie on both sides. The same sources give the same files, byte for byte.
+documents never lie on both sides. Different documents still share stretches (rules of dashes, licence texts), so windows
+of the held-out file that the training file has too are cut out of it. The same sources give the same files, byte for byte.
 """
 
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from trainer.errors import ConfigurationError
 EOS = 256
 DTYPE = "uint16"
 HELD_OUT_ONE_IN = 20
+WINDOW = 64  # tokens; no window of this length, or of a multiple of it, is in both files
 SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "testdata", "site-packages", "dist-packages", "__pycache__"})
 
 
@@ -93,11 +96,30 @@ def _write_sides(
                 progress(done)
         for file in files.values():
             file.flush()
+        made["heldout"][2] -= _cut_shared(made["train"][0], made["heldout"][0], files["heldout"])
+        for file in files.values():
+            file.flush()
             os.fsync(file.fileno())
     finally:
         for file in files.values():
             file.close()
     return {side: (entry[0], entry[1], entry[2]) for side, entry in made.items()}
+
+
+def _cut_shared(train: Path, held_out: Path, file: BinaryIO) -> int:
+    """Rewrite `file`, open at `held_out`, without the windows that `train` has at a window's place; tokens cut."""
+    size = WINDOW * np.dtype("<u2").itemsize
+    known, text = set(_pieces(train, size)), held_out.read_bytes()
+    kept = [text[i : i + size] for i in range(0, len(text), size) if text[i : i + size] not in known]
+    file.seek(0)
+    file.truncate()
+    return (len(text) - file.write(b"".join(kept))) // np.dtype("<u2").itemsize
+
+
+def _pieces(path: Path, size: int) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(size):
+            yield piece
 
 
 def _contents(paths: list[Path]) -> Iterator[bytes]:
