@@ -10,7 +10,7 @@ import functools
 import pytest
 
 from orchestrator.decisions import Done, Freeze
-from tests.support.world import MODES, TARGET, Crash, Faults, a_world, caretaker, end_state, finish
+from tests.support.story import MODES, TARGET, Crash, Faults, a_world, caretaker, end_state, finish
 
 
 @functools.cache
@@ -25,7 +25,7 @@ def reference() -> tuple[dict[str, object], tuple[str, ...]]:
 def test_the_reference_run_tells_the_whole_story() -> None:
     state, calls = reference()
     assert state["gangs"] == [1, 2, 3, 4]
-    assert [cause for _, _, cause, _, _ in state["ledger"]] == [  # type: ignore[attr-defined]
+    assert [cause for _, _, cause, _, _ in state["ledger"]] == [
         "host-failure",
         "preempted",
         "plan-change",
@@ -33,7 +33,7 @@ def test_the_reference_run_tells_the_whole_story() -> None:
         "completed",
     ]
     head = state["head"]
-    assert head[2].step == TARGET  # type: ignore[index]
+    assert head[2].step == TARGET
     for needed in ("create recipe.json", "swap HEAD", "submit", "delete", "create attempts/4/endings/1.json"):
         assert needed in calls
     assert len(calls) > 20

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from orchestrator.daemon import Look
 from orchestrator.decisions import Done, Freeze, Wait
-from tests.support.world import TARGET, a_world, caretaker, end_state
+from tests.support.story import TARGET, a_world, caretaker, end_state
 
 # a and b look; A and B carry out what they last decided, however long ago; t: time passes, trainers move on.
 moves = st.text(alphabet="aAbBt", min_size=20, max_size=120)
@@ -35,7 +35,7 @@ def test_any_interleaving_finishes_once(moves: str, remembers: bool) -> None:
             world.tick()
         assert done == set(keepers), [keeper.look().decision for keeper in keepers.values()]
         state = end_state(world)
-        assert state["head"][2].step == TARGET  # type: ignore[index]
+        assert state["head"][2].step == TARGET
 
 
 def test_one_of_them_sleeps_through_it() -> None:
