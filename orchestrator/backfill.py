@@ -16,6 +16,7 @@ from orchestrator.observe import (
     StartFacts,
     claimed_by,
     ending_key,
+    gone_marks,
     missing,
     phase_mark,
 )
@@ -23,14 +24,24 @@ from orchestrator.planning import shown
 from trainer.rundir.records import Ending, Evidence
 
 SIGHTINGS = 2  # a gang is taken for gone, or deleted as stale, only when it was seen so this often in a row
+QUIET_BEATS = 1.5  # heartbeats missed before silence means anything
+STILL_REPORTING_SECONDS = 300.0  # gone from the cluster, but reporting: cut off, and taken over in the end
 TERMINATING_SECONDS = 120.0  # beyond the grace: a gang that is still Deleting then is on a dead node
 
 
-def confirmed_gone(o: Observation) -> bool:
-    """HEAD's gang is gone: the cluster proves it, or showed none in several looks without a break."""
-    return missing(o) and (
-        o.deleted_gang is not None or o.marks.get(f"gone/{o.attempt}", Mark(0, 0)).count >= SIGHTINGS
-    )
+def confirmed_gone(run: TrainingRun, o: Observation) -> bool:
+    """HEAD's gang is gone: the cluster proves it, or showed none in several looks without a break.
+
+    While the start still reports, an old answer of the cluster is the likelier explanation: then it takes much longer.
+    """
+    if not missing(o):
+        return False
+    if o.deleted_gang is not None:
+        return True
+    gone, silent = (o.marks.get(name, Mark(0, 0)) for name in gone_marks(o))
+    reporting = o.current_start is not None and o.current_start.progress is not None
+    quiet = QUIET_BEATS * run.spec.progress_every if reporting else 0.0
+    return (silent.count >= SIGHTINGS and silent.seconds >= quiet) or gone.seconds >= STILL_REPORTING_SECONDS
 
 
 def stuck_deleting(run: TrainingRun, o: Observation) -> bool:
@@ -46,7 +57,7 @@ def is_over(run: TrainingRun, o: Observation) -> bool:
     gang = o.gang
     if gang is not None:
         return gang.phase in OVER or stuck_deleting(run, o)
-    return confirmed_gone(o)
+    return confirmed_gone(run, o)
 
 
 def missing_ending(run: TrainingRun, o: Observation) -> Ending | None:
@@ -71,7 +82,7 @@ def _missing_endings(run: TrainingRun, o: Observation) -> Iterator[Ending]:
     for gang in (*o.view.deleted, *o.stale):
         if gang.attempt < o.attempt:
             for admission in gang.admissions:
-                if admission.ended is not None and ending_key(gang, admission) not in keys:
+                if admission.ended is not None and not _entered(gang, admission, keys):
                     yield _entry(
                         o, gang.attempt, None, ending_key(gang, admission), _stale_verdict(o, admission), admission
                     )
@@ -91,17 +102,22 @@ def _own_endings(run: TrainingRun, o: Observation, keys: set[str]) -> Iterator[E
         start = next((s for s in open_starts if claimed_by(s, admission)), None)
         if start is not None:
             open_starts.remove(start)
-        if ending_key(gang, admission) in keys or _entered_by_pod(o, admission, entered):
+        if _entered(gang, admission, keys) or _entered_by_pod(o, admission, entered):
             continue
         verdict = _verdict(run, o, start, admission, last)
         yield _entry(o, gang.attempt, start, ending_key(gang, admission), verdict, admission)
-    uid = o.submitted.gang_uid if o.submitted else gang.uid if gang else "unrecorded"
     for start in open_starts:
         if _start_is_over(run, o, start):
             last = o.head is not None and start.start == o.head.start
-            yield _entry(o, o.attempt, start, f"{uid}/start-{start.start}", _verdict(run, o, start, None, last), None)
+            key = f"pod/{start.pod_uid}" if start.pod_uid else f"start/{o.attempt}.{start.start}"
+            yield _entry(o, o.attempt, start, key, _verdict(run, o, start, None, last), None)
     if is_over(run, o) and not any(ending.attempt == o.attempt for ending in o.endings):
-        yield _entry(o, o.attempt, None, f"{uid}/never-started", _never_started(run, o, gang), None)
+        yield _entry(o, o.attempt, None, f"never-started/{o.attempt}", _never_started(run, o, gang), None)
+
+
+def _entered(gang: Gang, admission: Admission, keys: set[str]) -> bool:
+    """The end of this admission is in the ledger, under its own key or under that of the pod that claimed."""
+    return ending_key(gang, admission) in keys or any(f"pod/{pod}" in keys for pod in admission.pod_uids)
 
 
 def _entered_by_pod(o: Observation, admission: Admission, entered: set[int]) -> bool:

@@ -113,7 +113,7 @@ def _finish(run: TrainingRun, o: Observation, now: float) -> Decision | None:
                 run, gang, f"step {o.committed_step} is committed, but the trainers do not end: {hang.value}"
             )
     running = gang is not None and not is_over(run, o)
-    if running or o.stale or (missing(o) and not confirmed_gone(o)):
+    if running or o.stale or (missing(o) and not confirmed_gone(run, o)):
         what = f"step {o.committed_step} of {run.spec.target_step} is committed; waiting for the last processes to end"
         return Wait("Saving", what, now + CONFIRM_SECONDS)
     return Done(o.committed_step, done_message(run, o))
@@ -128,7 +128,7 @@ def _submit(run: TrainingRun, o: Observation, now: float) -> Decision | None:
     gang = o.gang or o.deleted_gang
     if gang is not None and o.submitted is None:
         return RecordSubmitted(o.attempt, gang.uid)
-    if missing(o) and not confirmed_gone(o):
+    if missing(o) and not confirmed_gone(run, o):
         what = (
             f"attempt {o.attempt} was submitted, but the cluster does not show it; it counts as gone if that stays so"
         )

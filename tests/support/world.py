@@ -67,6 +67,7 @@ def run_of(**spec: Any) -> TrainingRun:
         "backoff": {"initial": 2, "max": 20},
         "hang": {"step": 10, "start": 20},
         "gracePeriod": 3,
+        "progressEvery": 1,
         **spec,
     }
     document = {
@@ -149,6 +150,11 @@ class MemoryRunDirectory:
 
     def swap(self, head: Head) -> None:
         self.head_, self.generation = head, self.generation + 1
+
+    @property
+    def entries(self) -> tuple[Ending, ...]:
+        """The whole ledger, whether or not the store answers."""
+        return tuple(ending for number in sorted(self.ledger) for ending in self.ledger[number])
 
     @property
     def committed(self) -> int:

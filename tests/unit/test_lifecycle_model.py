@@ -1,0 +1,248 @@
+"""decide() against a small model of the world: random faults, lost answers, killed and doubled orchestrators."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.budgets import NO_NEW_COMMIT
+from orchestrator.clusters.base import ClusterUnavailable
+from orchestrator.decisions import (
+    Decision,
+    DeleteGang,
+    Done,
+    Freeze,
+    GiveUp,
+    Refused,
+    StopForPlanChange,
+    Wait,
+)
+from orchestrator.lifecycle import decide
+from orchestrator.observe import Memory, Observation, read_observation
+from tests.support.world import TARGET, World, run_of
+from trainer.errors import Fenced, StorageUnavailable
+
+# Long after the last fault: queue waits, backoff, hang detection (2 × hang) and training itself have all had their time.
+PATIENCE = 400
+
+FAULTS = (
+    "kill",
+    "fail",
+    "hang",
+    "delete_by_hand",
+    "cut_off",
+    "deactivate",
+    "cluster_down",
+    "cluster_up",
+    "store_down",
+    "store_up",
+    "stale_view",
+    "fresh_view",
+    "capacity_2",
+    "capacity_8",
+    "capacity_0",
+    "crash",  # the orchestrator loses its memory
+    "lose_before",  # the next act does not arrive
+    "lose_after",  # the next act arrives, its answer does not
+    "quiet",
+)
+
+
+class Orchestrator:
+    """One process: observe, decide, act; checks after each decision."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.memory = Memory(lambda: world.now)
+        self.lose: str | None = None
+        self.last: Decision | None = None
+
+    def step(self) -> Decision:
+        world = self.world
+        o = read_observation(world.run, world.recipe, world, world.rundir, self.memory)
+        decision = decide(world.run, o, world.now)
+        check(world, o, decision)
+        self.last = decision
+        if not isinstance(decision, (Freeze, Refused, Done, GiveUp, Wait)):
+            lose, self.lose = self.lose, None
+            if lose != "before":
+                try:
+                    world.carry_out(decision)
+                except (ClusterUnavailable, StorageUnavailable, Fenced):
+                    pass
+        return decision
+
+
+def check(world: World, o: Observation, decision: Decision) -> None:
+    """What must hold of every single decision, and of the world at that moment."""
+    store = world.rundir
+    if o.unknown:
+        assert isinstance(decision, (Freeze, Done, Refused)), f"acted on unknown: {decision}"
+    if isinstance(decision, Done):
+        assert store.committed >= TARGET, "done without a commit at the target"
+    if isinstance(decision, (DeleteGang, StopForPlanChange)):
+        check_deletion(world, o, decision)
+    if isinstance(decision, GiveUp):
+        check_giving_up(world, decision)
+    head = store.head_
+    if head is not None:
+        live = [g for g in world.gangs.values() if g.process is not None and g.spec.attempt == head.attempt]
+        assert len(live) <= 1, "two live gangs of HEAD's attempt"
+    entries = store.entries
+    keys = [entry.key for entry in entries]
+    assert len(set(keys)) == len(keys), "an ending is in the ledger twice"
+    starts = [(entry.attempt, entry.start) for entry in entries if entry.start is not None]
+    assert len(set(starts)) == len(starts), f"a start ended twice: {starts}"
+    steps = [step for _, _, step in world.commits]
+    assert steps == sorted(steps), f"committed steps went back: {world.commits}"
+    charged = sum(entry.cause == "application-error" for entry in entries)
+    assert charged <= world.application_errors, "the program was blamed for something else"
+
+
+def check_deletion(world: World, o: Observation, act: DeleteGang | StopForPlanChange) -> None:
+    gang = world.gangs.get(act.name)
+    assert act.uid
+    if gang is None or gang.uid != act.uid or o.head is None or gang.spec.attempt != world.rundir.head_.attempt:  # type: ignore[union-attr]
+        return
+    if isinstance(act, StopForPlanChange):
+        assert gang.spec.attempt + 1 in world.rundir.specs, "stopped before the next attempt was written down"
+        return
+    hung = gang.process is not None and gang.process.silent
+    recorded = any(entry.attempt == gang.spec.attempt and entry.cause == "hang" for entry in world.rundir.entries)
+    done = world.rundir.committed >= TARGET
+    spent = "budget" in act.why
+    assert hung or recorded or done or spent, f"deleted a healthy gang: {act.why}"
+
+
+def check_giving_up(world: World, decision: GiveUp) -> None:
+    charged = [e for e in world.rundir.entries if e.cause not in ("preempted", "plan-change") or e.charged]
+    limit = world.run.spec.budgets.no_new_commit
+    if decision.cause == NO_NEW_COMMIT:
+        assert len(charged) >= limit
+    else:
+        allowed = world.run.spec.budgets.of(decision.cause)
+        assert allowed is not None
+        assert sum(e.cause == decision.cause for e in charged) > allowed
+    assert world.running() is None or world.running().spec.attempt < world.rundir.head_.attempt  # type: ignore[union-attr]
+
+
+def inject(world: World, orchestrators: list[Orchestrator], fault: str) -> None:
+    match fault:
+        case "cluster_down" | "cluster_up":
+            world.cluster_down = fault == "cluster_down"
+        case "store_down" | "store_up":
+            world.rundir.down = fault == "store_down"
+        case "stale_view":
+            world.freeze_view()
+        case "fresh_view":
+            world.stale_view = None
+        case "capacity_0" | "capacity_2" | "capacity_8":
+            world.capacity = int(fault.removeprefix("capacity_"))
+        case "crash":
+            orchestrators[0] = Orchestrator(world)
+        case "lose_before" | "lose_after":
+            orchestrators[0].lose = fault.removeprefix("lose_")
+        case "quiet":
+            pass
+        case _:
+            getattr(world, fault)()
+
+
+def run_script(script: list[tuple[str, int]], orchestrators: int, remembers: bool, tells: bool, **spec: Any) -> World:
+    """Play `script` (fault, seconds until the next), then heal everything and wait for an end."""
+    world = World(run_of(**spec), remembers)
+    world.tells_quota = tells
+    crew = [Orchestrator(world) for _ in range(orchestrators)]
+    for fault, seconds in script:
+        inject(world, crew, fault)
+        for _ in range(seconds):
+            world.tick()
+            for one in crew:
+                one.step()
+    world.heal()
+    for _ in range(PATIENCE):
+        world.tick()
+        decisions = [one.step() for one in crew]
+        if all(isinstance(d, (Done, GiveUp, Refused)) for d in decisions):
+            break
+    else:
+        pytest.fail(f"no end after {PATIENCE} s: {crew[0].last}, gangs {list(world.gangs.values())}")
+    before = (world.rundir.generation, dict(world.rundir.specs), world.rundir.entries, len(world.gangs))
+    for _ in range(10):
+        world.tick()
+        for one in crew:
+            decision = one.step()
+            assert isinstance(decision, (Done, GiveUp)), f"not finished after the end: {decision}"
+    after = (world.rundir.generation, dict(world.rundir.specs), world.rundir.entries, len(world.gangs))
+    assert before == after, "something was still done after the end"
+    return world
+
+
+scripts = st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 12)), max_size=14)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(scripts, st.integers(1, 2), st.booleans(), st.booleans())
+def test_any_faults_end_in_done_or_in_a_spent_budget(
+    script: list[tuple[str, int]], orchestrators: int, remembers: bool, tells: bool
+) -> None:
+    run_script(script, orchestrators, remembers, tells)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["capacity_0", "capacity_2", "capacity_8", "crash"]), st.integers(0, 30)), max_size=20
+    ),
+    st.booleans(),
+)
+def test_preemption_alone_never_costs_a_budget(script: list[tuple[str, int]], tells: bool) -> None:
+    world = run_script(script, 1, True, tells)
+    assert world.rundir.committed == TARGET
+    assert {entry.cause for entry in world.rundir.entries} <= {"preempted", "plan-change", "completed"}
+    assert not any(entry.charged for entry in world.rundir.entries)
+
+
+def test_an_undisturbed_run_takes_one_attempt_and_one_start() -> None:
+    world = run_script([], 1, True, True)
+    assert list(world.rundir.specs) == [1]
+    assert [(e.attempt, e.start, e.cause) for e in world.rundir.entries] == [(1, 1, "completed")]
+
+
+def test_a_preempted_gang_keeps_its_place_in_the_queue() -> None:
+    world = run_script([("quiet", 5), ("capacity_0", 15), ("capacity_8", 5)], 1, True, True)
+    assert list(world.rundir.specs) == [1], "the queued gang was replaced before spec.ladder[0].waitInQueue"
+    assert [e.cause for e in world.rundir.entries] == ["preempted", "completed"]
+
+
+def test_shrunk_capacity_moves_the_run_down_and_back_up_uncharged() -> None:
+    world = run_script([("quiet", 5), ("capacity_2", 28)], 1, True, True)
+    plans = [world.rundir.specs[n].plan.device_type for n in sorted(world.rundir.specs)]
+    assert plans == ["cpu-8", "cpu-2", "cpu-8"]
+    causes = [e.cause for e in world.rundir.entries]
+    assert causes == ["preempted", "plan-change", "completed"]
+    batches = {
+        n: spec.plan.micro_batch * spec.plan.accumulation * spec.plan.devices for n, spec in world.rundir.specs.items()
+    }
+    assert set(batches.values()) == {512}
+
+
+def test_the_programs_own_errors_exhaust_their_budget_and_nothing_runs_on() -> None:
+    script = [("fail", 1)] * 60
+    world = run_script([("quiet", 4), *script], 1, True, True, budgets={"applicationError": 3})
+    assert [e.cause for e in world.rundir.entries].count("application-error") == 4
+    assert world.rundir.committed < TARGET
+
+
+def test_a_cut_off_trainer_never_commits_after_the_next_attempt_claimed() -> None:
+    world = run_script([("quiet", 5), ("cut_off", 1)], 1, False, True)
+    attempts = [attempt for attempt, _, _ in world.commits]
+    assert attempts == sorted(attempts)
+    assert world.rundir.committed == TARGET
+
+
+def test_a_hang_is_ended_from_outside_and_charged_once() -> None:
+    world = run_script([("quiet", 5), ("hang", 30)], 1, True, True)
+    assert [e.cause for e in world.rundir.entries].count("hang") == 1
+    assert world.rundir.committed == TARGET
