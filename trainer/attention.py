@@ -1,7 +1,7 @@
 """Causal attention over a window, exact, with the blocks that the mask empties left out.
 
-The queries are cut into blocks; each block sees only the keys that at least one of its queries may see. So a full causal
-layer costs a little over half of S², a windowed one about S·(window + block).
+The queries are cut into blocks; each block sees only the keys that at least one of its queries may see. So a full
+causal layer costs a little over half of S², a windowed one about S·(window + block).
 """
 
 import math
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 BLOCKS = 4  # query blocks of a sequence: more leave out more of the mask, but make smaller matrix products
-MAX_BLOCK = 1024  # queries per block at most: bounds the scores in memory
+MIN_BLOCK, MAX_BLOCK = 64, 1024  # queries per block; the upper bound is one on the scores in memory
 
 
 def visible(queries: np.ndarray, keys: np.ndarray, window: int) -> np.ndarray:
@@ -29,7 +29,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int) -> jax.Arra
     batch, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     q = (q * (1 / math.sqrt(head_dim))).reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
-    block = min(MAX_BLOCK, max(1, -(-length // BLOCKS)))
+    block = min(MAX_BLOCK, max(MIN_BLOCK, -(-length // BLOCKS)))
     out = []
     for start in range(0, length, block):
         stop = min(start + block, length)

@@ -44,7 +44,7 @@ def ids_hash(ids: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def data_hash(tokens: jax.Array, rows: jax.Array) -> jax.Array:
-    """uint32 [2]: both lanes of the hash of tokens int32 [..., S] in batch rows `rows` uint32 [...]; sums like `ids_hash`."""
+    """uint32 [2]: both lanes of the hash of tokens int32 [..., S] in rows `rows` uint32 [...]; adds like `ids_hash`."""
     length = tokens.shape[-1]
     position = rows[..., None] * jnp.uint32(length) + jnp.arange(length, dtype=jnp.uint32)
     values = tokens.astype(jnp.uint32)

@@ -77,7 +77,7 @@ GENERATIONS = (
         "v5e", ("v5litepod", "tpu-v5e"), 2, 1, 1, 1, 15.75, 197e12, "tpu-v5-lite-podslice", "ct5lp-hightpu-{}t", 256
     ),
 )
-SMALL_3D = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))  # below 4x4x4, where every side is a multiple of 4
+SMALL_3D = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))  # below 4x4x4, where every side is a multiple of 4
 SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 
 
@@ -169,7 +169,8 @@ def _shapes(generation: _Generation) -> tuple[tuple[int, ...], ...]:
         return SHAPES_2D
     sides = range(4, 33, 4)
     large = [s for s in combinations_with_replacement(sides, 3) if math.prod(s) <= generation.max_chips]
-    return tuple(sorted([*SMALL_3D, *large], key=lambda s: (math.prod(s), max(s))))
+    single = [(1, 1, 1)] if generation.family == "tpu7x" else []  # the only 3D one with a single-chip machine
+    return tuple(sorted([*single, *SMALL_3D, *large], key=lambda s: (math.prod(s), max(s))))
 
 
 def _shape(generation: _Generation, rest: str) -> tuple[int, ...] | None:

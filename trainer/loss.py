@@ -38,10 +38,10 @@ def _logits_loss(logits: jax.Array, targets: jax.Array, weights: jax.Array, z_lo
 def head_loss(
     hidden: jax.Array, head: jax.Array, targets: jax.Array, weights: jax.Array, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
-    """(objective, ce): f32 scalars, Σ w·(CE + z_loss·logsumexp²), and f32 [n], w·CE. Only `objective` is differentiable.
+    """(objective, ce): f32 [] Σ w·(CE + z_loss·logsumexp²) and f32 [n] w·CE. Only `objective` is differentiable.
 
-    hidden [n, d_model] and head [d_model, vocab] in the compute dtype, targets int32 [n], weights f32 [n] (0 where there
-    is no target). Logits are float32 (facts of the recipe: the loss is taken on `logits.float()`).
+    hidden [n, d_model] and head [d_model, vocab] in the compute dtype, targets int32 [n], weights f32 [n] (0 where
+    there is no target). Logits are float32, as OLMo-core takes its loss on `logits.float()`.
     """
 
     def chunk(h: jax.Array, t: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,19 +1,19 @@
 """OLMo 3 at any size, as pure functions over a plain pytree of arrays (arXiv 2512.13961, table 33; OLMo-core).
 
 Reordered norm (RMSNorm on the outputs of attention and MLP, none on their inputs), RMSNorm of queries and keys over the
-full projection before the split into heads, three windowed layers to one full, rotary positions, SwiGLU, untied head, no
-biases. Nothing here knows about devices: whoever runs the model on several passes `Weights` that fetch each parameter.
+full projection before the split into heads, three windowed layers to one full, rotary positions, SwiGLU, untied head,
+no biases. Nothing here knows about devices: whoever runs the model on several passes `Weights` that fetch each parameter.
 """
 
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
+import numpy as np
 
 from trainer.attention import attention
 from trainer.loss import head_loss
@@ -26,8 +26,8 @@ Params = dict[str, jax.Array]
 class ParamSpec(NamedTuple):
     """One parameter: everything about it in one place.
 
-    `axes` names each dimension of `shape`; "layer" is the leading dimension of what every layer has. `hf` is its name in
-    Hugging Face's Olmo3ForCausalLM, with {i} for the layer; matrices of layers and head are stored [in, out], there [out, in].
+    `axes` names each dimension of `shape`; "layer" is the leading one of what every layer has. `hf` is the name in
+    Hugging Face's Olmo3ForCausalLM, {i} being the layer. Matrices of layers and head are [in, out] here, [out, in] there.
     """
 
     shape: tuple[int, ...]
@@ -115,7 +115,7 @@ class Weights:
             return self.fetch(name, value.astype(dtype))
 
         get.defvjp(lambda v: (get(v), None), lambda _, g: (self.reduce(name, g.astype(jnp.float32)),))
-        return checkpoint_name(get(value), "weights")
+        return get(value)
 
     def lookup(self, name: str, table: jax.Array, ids: jax.Array) -> jax.Array:
         """Rows `ids` of the table. The gradients of one id's many occurrences are added in float32."""
@@ -131,6 +131,43 @@ class Weights:
 
         lookup.defvjp(lambda t: (lookup(t), None), backward)
         return lookup(table)
+
+    def matmul(self, x: jax.Array, named: dict[str, jax.Array]) -> list[jax.Array]:
+        """x [..., in] times each of the parameters [in, out], which share one matrix product.
+
+        The gradient of a parameter leaves its product in float32: it is never rounded to the compute dtype before it is
+        summed over micro-batches and devices.
+        """
+        names, rows = list(named), x.reshape(-1, x.shape[-1])
+        parts = [0]
+
+        def whole(values: list[jax.Array]) -> jax.Array:
+            fetched = [self.fetch(n, v.astype(self.compute_dtype)) for n, v in zip(names, values, strict=True)]
+            parts[:] = np.cumsum([w.shape[1] for w in fetched]).tolist()
+            return fetched[0] if len(fetched) == 1 else jnp.concatenate(fetched, axis=1)
+
+        @jax.custom_vjp
+        def product(rows: jax.Array, values: list[jax.Array]) -> jax.Array:
+            return rows @ whole(values)
+
+        def forward(rows: jax.Array, values: list[jax.Array]) -> tuple[jax.Array, Any]:
+            matrix = whole(values)
+            return rows @ matrix, (rows, values if self.refetch else matrix)
+
+        def backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+            rows, matrix = kept
+            if self.refetch:
+                # The barrier keeps XLA from reusing what the forward pass fetched, which would keep it in memory.
+                values, gradient = jax.lax.optimization_barrier((matrix, gradient))
+                matrix = whole(values)
+            d_rows = jax.lax.dot_general(gradient, matrix, (((1,), (1,)), ((), ())))
+            d_matrix = jax.lax.dot_general(rows, gradient, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+            d_parts = jnp.split(d_matrix, parts[:-1], axis=1)
+            return d_rows, [self.reduce(n, d) for n, d in zip(names, d_parts, strict=True)]
+
+        product.defvjp(forward, backward)
+        out = product(rows, list(named.values()))
+        return [part.reshape(*x.shape[:-1], -1) for part in jnp.split(out, parts[:-1], axis=1)]
 
     def whole_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the parameter after `fetch`."""
@@ -149,14 +186,22 @@ def layer(
 ) -> jax.Array:
     """One layer over x [batch, length, d_model]; `w` holds this layer's parameters as they are stored."""
     batch, length, _ = x.shape
-    w = {name: weights.get(name, value) for name, value in w.items()}
-    q = rms_norm(x @ w["wq"], w["q_norm"], model.norm_eps).reshape(batch, length, model.n_heads, model.head_dim)
-    k = rms_norm(x @ w["wk"], w["k_norm"], model.norm_eps).reshape(batch, length, model.n_kv_heads, model.head_dim)
-    v = (x @ w["wv"]).reshape(batch, length, model.n_kv_heads, model.head_dim)
+    eps = model.norm_eps
+
+    def norm(x: jax.Array, name: str) -> jax.Array:
+        return rms_norm(x, weights.get(name, w[name]), eps)
+
+    def matmul(x: jax.Array, *names: str) -> list[jax.Array]:
+        return weights.matmul(x, {name: w[name] for name in names})
+
+    q, k, v = matmul(x, "wq", "wk", "wv")
+    q = norm(q, "q_norm").reshape(batch, length, model.n_heads, model.head_dim)
+    k = norm(k, "k_norm").reshape(batch, length, model.n_kv_heads, model.head_dim)
+    v = v.reshape(batch, length, model.n_kv_heads, model.head_dim)
     context = attention(apply_rope(q, *rope), apply_rope(k, *rope), v, window).reshape(batch, length, -1)
-    x = x + rms_norm(context @ w["wo"], w["attention_norm"], model.norm_eps)
-    mlp = (jax.nn.silu(x @ w["w_gate"]) * (x @ w["w_up"])) @ w["w_down"]
-    return x + rms_norm(mlp, w["mlp_norm"], model.norm_eps)
+    x = x + norm(matmul(context, "wo")[0], "attention_norm")
+    gate, up = matmul(x, "w_gate", "w_up")
+    return x + norm(matmul(jax.nn.silu(gate) * up, "w_down")[0], "mlp_norm")
 
 
 def window_period(model: Model) -> tuple[int, ...]:
@@ -171,7 +216,7 @@ def window_period(model: Model) -> tuple[int, ...]:
 def hidden_states(
     params: Params, tokens: jax.Array, model: Model, weights: Weights, remat: Literal["none", "full"] = "none"
 ) -> jax.Array:
-    """The normed output of the last layer, [batch, length, d_model] in the compute dtype, for tokens int32 [batch, length].
+    """The normed output of the last layer [batch, length, d_model], in the compute dtype; tokens int32 [batch, length].
 
     Compiles one copy of the repeating window pattern and scans over it.
     """
@@ -186,9 +231,6 @@ def hidden_states(
 
     if remat == "full":
         one = jax.checkpoint(one, static_argnums=(2,))
-    elif weights.refetch:
-        policy = jax.checkpoint_policies.save_anything_except_these_names("weights")
-        one = jax.checkpoint(one, static_argnums=(2,), policy=policy)
 
     def pattern(x: jax.Array, group: Params) -> tuple[jax.Array, None]:
         for i, window in enumerate(period):
@@ -220,7 +262,7 @@ def next_token_loss(
 ) -> tuple[jax.Array, jax.Array]:
     """(objective, ce) of predicting each token from those before it: sums over the batch, not means.
 
-    `objective` f32 [] is Σ (CE + z_loss·logsumexp²) over batch × (length - 1) targets; `ce` f32 [batch] is Σ CE per row.
+    `objective` f32 [] is Σ (CE + z_loss·logsumexp²) over batch × (length - 1) targets, `ce` f32 [batch] Σ CE per row.
     The last position has no target. Tokens int32 [batch, length].
     """
     batch, length = tokens.shape

@@ -33,7 +33,7 @@ def empty_window(optimizer: Optimizer) -> Window:
 def is_spike(window: Window, loss: jax.Array, grad_norm: jax.Array, optimizer: Optimizer) -> jax.Array:
     """bool []: whether the rule says to skip. In force once half a window of values, this one included, was seen.
 
-    With the default window of 128 that is from the 64th step on. Mean and unbiased deviation are those of the past values.
+    With the default window of 128 that is from the 64th step on. Mean and unbiased deviation are of the past values.
     """
     count = jnp.minimum(window.seen, optimizer.skip_window)
     held = jnp.arange(optimizer.skip_window) < count
@@ -49,7 +49,7 @@ def is_spike(window: Window, loss: jax.Array, grad_norm: jax.Array, optimizer: O
 
 
 def append(window: Window, loss: jax.Array, grad_norm: jax.Array) -> Window:
-    """The window with one more value; a spike is appended like any other, so that a new level becomes the normal one."""
+    """The window with one more value. A spike is appended too, so that a new level becomes the normal one."""
     slot = window.seen % window.losses.shape[0]
     return Window(window.losses.at[slot].set(loss), window.grad_norms.at[slot].set(grad_norm), window.seen + 1)
 

@@ -35,7 +35,7 @@ def _pieces(schedule: Sequence[SchedulePiece], step: Any, xp: ModuleType | Any) 
 
 
 def _piece(piece: SchedulePiece, step: Any, xp: ModuleType | Any) -> Any:
-    """Steps count from the end of the warmup. A half cosine begins in the middle of the fall, so it warms up to there."""
+    """Steps count from the end of the warmup. A half cosine begins halfway down, so it warms up to there."""
     low = piece.alpha_f * piece.peak
     top = (piece.peak + low) / 2 if piece.shape == "half_cosine" else piece.peak
     warm = top * step / max(piece.warmup_steps, 1)

@@ -33,7 +33,7 @@ def make_mesh(plan: Plan) -> Mesh:
     devices = jax.devices()
     if len(devices) != plan.devices:
         raise ConfigurationError(
-            f"plan.devices is {plan.devices} ({plan.device_type}), but this gang of {jax.process_count()} processes has "
+            f"plan.devices is {plan.devices} ({plan.device_type}), but these {jax.process_count()} processes have "
             f"{len(devices)} {devices[0].platform} devices; start it on {plan.device_type}, or plan for what is there"
         )
     if jax.process_count() != plan.processes:
@@ -48,7 +48,7 @@ def mesh_of(devices: list[jax.Device]) -> Mesh:
 
 
 def sharded_dim(spec: ParamSpec, devices: int) -> int | None:
-    """Which dimension of the parameter is cut over the devices, counted from the end (-1 is the last); None: replicated.
+    """Which dimension of the parameter is cut over the devices, counted from the end (-1: the last); None: replicated.
 
     The first dimension that divides, never the layer axis (it is scanned over) and never a norm's: those are so small
     that gathering them costs more than keeping them.
@@ -87,7 +87,7 @@ def batch_shardings(mesh: Mesh) -> dict[str, NamedSharding]:
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """The global batch from this process's rows {"tokens": [accumulation, R / P, S], "ids": [accumulation, R / P, 2]}."""
+    """The global batch from this process's rows, {"tokens": [accumulation, R/P, S], "ids": [accumulation, R/P, 2]}."""
     shardings = batch_shardings(mesh)
     return {name: jax.make_array_from_process_local_data(shardings[name], batch[name]) for name in BATCH_PSPECS}
 

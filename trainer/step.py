@@ -1,8 +1,8 @@
 """One optimizer step, one evaluation step, and the state they act on, compiled for a mesh.
 
-The loss and its gradient run per device inside a shard_map: each on its own rows, weights gathered and gradients scattered as
-trainer.sharding says. Everything else is elementwise on the sharded state. The loss is normalised over the global batch,
-so accumulation and device count change only the order of floating-point sums.
+The loss and its gradient run per device inside a shard_map: each on its own rows, weights gathered and gradients
+scattered as trainer.sharding says. Everything else is elementwise on the sharded state. The loss is normalised over the
+global batch, so accumulation and device count change only the order of floating-point sums.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from trainer.digest import data_hash, ids_hash
-from trainer.model import Params, init_params, next_token_loss, param_specs
+from trainer.model import Params, init_params, next_token_loss
 from trainer.optimizer import Window, adamw, append, clip_coefficient, empty_window, is_spike
 from trainer.plan import Plan
 from trainer.recipe import Recipe
@@ -33,7 +33,7 @@ Metrics = dict[str, jax.Array]
 
 
 class TrainState(NamedTuple):
-    """All that training carries from step to step. `step` counts completed steps, `count` those that were not skipped."""
+    """All that training carries from step to step. `step` counts completed steps, `count` those not skipped."""
 
     params: Params
     mu: Params
@@ -76,10 +76,10 @@ def make_train_step(
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Jitted `(state, batch) -> (state, metrics)`; the old state is donated, all metrics are replicated.
 
-    Batch: {"tokens": int32 [accumulation, R, S], "ids": uint32 [accumulation, R, 2]}, R = data_parallel · micro_batch, axis 1
-    over the devices. Metrics: loss (mean CE over global_batch·(S-1) targets, without z-loss), grad_norm (before clipping),
-    lr, skipped (bool: the parameters were left alone), finite (bool), ids_hash and data_hash (uint32 [2], of the batch
-    that arrived). A loss that is not finite leaves the whole state as it was, step included. A finite loss with a
+    Batch: {"tokens": int32 [accumulation, R, S], "ids": uint32 [accumulation, R, 2]}, R = data_parallel · micro_batch,
+    axis 1 over the devices. Metrics: loss (mean CE over global_batch·(S-1) targets, without z-loss), grad_norm (before
+    clipping), lr, skipped (bool: the parameters were left alone), finite (bool), ids_hash and data_hash (uint32 [2], of
+    the batch that arrived). A loss that is not finite leaves the whole state as it was, step included. A finite loss with a
     gradient norm that is not finite counts as skipped and is not remembered: it would blind the rule for 128 steps.
     """
     loss_and_grad = _loss_and_grad(recipe, plan, mesh)
@@ -150,7 +150,7 @@ def _loss_and_grad(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
 def _sum_over_devices(
     grads: Params, loss: jax.Array, hashes: jax.Array, names: list[str], devices: int
 ) -> tuple[Params, jax.Array, jax.Array]:
-    """Loss, hashes and the gradients `names` of replicated parameters, summed over the mesh in one message per dtype."""
+    """Loss, hashes and the gradients `names` of replicated parameters, summed over the mesh: one message per dtype."""
     if devices == 1:
         return grads, loss, hashes
     flat = jnp.concatenate([loss[None], *(grads[name].reshape(-1) for name in names)])

@@ -1,6 +1,6 @@
 """A model small enough to train on two CPU cores, with the recipe of the large one: global batch 512, windows, skip rule.
 
-It learns Python source text byte by byte; `python -m trainer data tokenize` writes its two files. An instance is 64
+It learns Python source text byte by byte; `python -m trainer data tokenize` writes its two files. An instance is 32
 bytes; three layers in four see 16 of them.
 """
 
@@ -42,6 +42,6 @@ def recipe() -> Recipe:
         optimizer=Optimizer(),
         schedule=SCHEDULE,
         global_batch=512,
-        sequence_length=64,
+        sequence_length=32,
         compute_dtype="float32",
     )
