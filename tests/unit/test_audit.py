@@ -98,7 +98,7 @@ def test_a_right_log_of_several_epochs_is_clean(kind: str, instances: int) -> No
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(BATCH, 100))
 def test_counts_are_exact_whatever_was_lost_doubled_or_misread(data: st.DataObject, instances: int) -> None:
-    """Each step is logged rightly, not at all, twice, with the batch before or with garbage; compared with a slow count."""
+    """Each step is logged rightly, not at all, twice, as the batch before or as garbage; compared with a slow count."""
     recipe = sized(instances)
     order = open_order(recipe)
     per_epoch = order.batches_per_epoch
