@@ -4,8 +4,8 @@ A device type is a TPU generation with a topology (`tpu7x-4x8x8`, `v5p-4x4x4`, `
 this machine. Names that count TensorCores (`tpu7x-128`, `v5p-128`) or chips (`v6e-64`) and the older spellings are
 accepted; the canonical name is the one with the topology.
 
-Sources: GKE's TPU documentation and xpk's system_characteristics.py for labels and machine types; the memory is what the
-TPU compiler allows per device, the peak is the vendor's dense bf16 figure.
+Sources: GKE's TPU documentation and xpk's system_characteristics.py for labels and machine types. The memory is what
+the TPU compiler allows per device, the peak is the vendor's dense bf16 figure.
 """
 
 import difflib

@@ -2,7 +2,7 @@
 
 Reordered norm (RMSNorm on the outputs of attention and MLP, none on their inputs), RMSNorm of queries and keys over the
 full projection before the split into heads, three windowed layers to one full, rotary positions, SwiGLU, untied head,
-no biases. Nothing here knows about devices: whoever runs the model on several passes `Weights` that fetch each parameter.
+no biases. Nothing here knows about devices: whoever runs the model on several passes `Weights` that fetch parameters.
 """
 
 import zlib
@@ -27,7 +27,7 @@ class ParamSpec(NamedTuple):
     """One parameter: everything about it in one place.
 
     `axes` names each dimension of `shape`; "layer" is the leading one of what every layer has. `hf` is the name in
-    Hugging Face's Olmo3ForCausalLM, {i} being the layer. Matrices of layers and head are [in, out] here, [out, in] there.
+    Hugging Face's Olmo3ForCausalLM, {i} being the layer. Matrices, but for the embedding, are [in, out] here, [out, in] there.
     """
 
     shape: tuple[int, ...]

@@ -79,8 +79,8 @@ def make_train_step(
     Batch: {"tokens": int32 [accumulation, R, S], "ids": uint32 [accumulation, R, 2]}, R = data_parallel · micro_batch,
     axis 1 over the devices. Metrics: loss (mean CE over global_batch·(S-1) targets, without z-loss), grad_norm (before
     clipping), lr, skipped (bool: the parameters were left alone), finite (bool), ids_hash and data_hash (uint32 [2], of
-    the batch that arrived). A loss that is not finite leaves the whole state as it was, step included. A finite loss with a
-    gradient norm that is not finite counts as skipped and is not remembered: it would blind the rule for 128 steps.
+    the batch that arrived). A loss that is not finite leaves the whole state as it was, step included. A finite loss
+    with a gradient norm that is not counts as skipped and is not remembered: it would blind the rule for 128 steps.
     """
     loss_and_grad = _loss_and_grad(recipe, plan, mesh)
     optimizer = recipe.optimizer

@@ -1,4 +1,4 @@
-"""A model small enough to train on two CPU cores, with the recipe of the large one: global batch 512, windows, skip rule.
+"""A model small enough for two CPU cores, with all that the large one has: global batch 512, windows, skip rule.
 
 It learns Python source text byte by byte; `python -m trainer data tokenize` writes its two files. An instance is 32
 bytes; three layers in four see 16 of them.
