@@ -157,12 +157,13 @@ class FaultyStore:
             raise StoreRefused(f"read-only: {where}")
         if fault is Fault.DELAY:
             self.sleep(0.05)
-        answer = effect()
-        if fault is Fault.AFTER:
-            raise StorageUnavailable(f"answer lost: {where}")
-        if fault is Fault.CRASH_AFTER:
-            raise Crash(where)
-        return answer
+        try:
+            return effect()
+        finally:  # whatever the answer was, also if it was an error
+            if fault is Fault.AFTER:
+                raise StorageUnavailable(f"answer lost: {where}")
+            if fault is Fault.CRASH_AFTER:
+                raise Crash(where)
 
     def _land_due(self, number: int) -> None:
         ready = [effect for due, effect in self._late if due <= number]

@@ -69,6 +69,7 @@ class Claim:
         start, or its commit was changed by another; ValueError when the record does not follow the current commit.
         """
         if self.commit_ref == record.ref:
+            self._check_same(record)
             return
         self._check(record)
         if not self.documents.create(record.ref.key, record):
@@ -141,7 +142,7 @@ class Claim:
             found = self.documents.head()
             if found is None:
                 raise self.documents.unknown("HEAD vanished")
-            head, self.generation = found
+            head, generation = found
             mine = (self.attempt, self.start, self.head.pod_uid)
             if (head.attempt, head.start, head.pod_uid) != mine:
                 raise Fenced(
@@ -149,13 +150,14 @@ class Claim:
                     "nothing was changed"
                 )
             if head.commit == target:
-                self.head = head
+                self.head, self.generation = head, generation
                 return
             if head.commit != self.commit_ref:
                 raise Fenced(
                     f"start {self.attempt}.{self.start} is fenced: HEAD's commit became {head.commit} by another hand; "
                     "nothing was changed"
                 )
+            self.generation = generation  # only now: a fenced claim must never learn the generation to swap
 
 
 def claim(
