@@ -23,7 +23,7 @@ from orchestrator.observe import Memory, Observation, read_observation
 from tests.support.world import TARGET, World, run_of
 from trainer.errors import Fenced, StorageUnavailable
 
-# Long after the last fault: queue waits, backoff, hang detection (2 × hang) and training itself have all had their time.
+# Long after the last fault: queue waits, backoff, hang detection (2 × hang) and training have all had their time.
 PATIENCE = 400
 
 FAULTS = (
