@@ -93,8 +93,8 @@ def device_type(name: str) -> DeviceType:
     generation = next((g for g in GENERATIONS if family in (g.family, *g.aliases)), None)
     if generation is None:
         known = ["cpu", *(spelling for g in GENERATIONS for spelling in (g.family, *g.aliases))]
-        near = difflib.get_close_matches(family or given, known, n=1, cutoff=0.4)
-        start = near[0] if near else "tpu7x"
+        similar = difflib.get_close_matches(family or given, known, n=1, cutoff=0.4)
+        start = similar[0] if similar else "tpu7x"
         example = "cpu-8" if start == "cpu" else f"{start}-4x4" if start[:3] in ("v5e", "v6e") else f"{start}-4x4x4"
         families = ", ".join(["cpu", *(g.family for g in GENERATIONS)])
         raise ConfigurationError(

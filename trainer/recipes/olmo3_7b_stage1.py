@@ -50,12 +50,12 @@ SCHEDULE = (
 # Folders of the mix, in order, each with files 000000.npy … (raw tokens in spite of the suffix). OLMo-core calls the
 # tokenizer dolma2; the data was saved under another name of the same.
 MIX = "preprocessed/dolma3-0625/v0.1-official/allenai/dolma3-tokenizer"
-TOPICS = (
+TOPICS = (  # noqa: SIM905
     "adult_content art_and_design crime_and_law education_and_jobs electronics_and_hardware entertainment "
     "fashion_and_beauty finance_and_business food_and_dining games health history_and_geography home_and_hobbies "
     "industrial literature politics religion science_math_and_technology social_life software software_development "
     "sports_and_fitness transportation travel_and_tourism"
-).split()  # noqa: SIM905
+).split()
 LANGUAGES = "C CSharp Cpp Go Java JavaScript Markdown PHP Python Ruby Rust SQL Shell Swift TypeScript".split()  # noqa: SIM905
 PDF_FILES = {  # where it is not 8; there is no fashion_and_beauty
     "adult_content": 4,
