@@ -65,7 +65,10 @@ class Mix:
         Raises ConfigurationError for a file that ends too early and for tokens that the model has no row for.
         """
         raw = np.empty((len(ids), self.recipe.sequence_length), self._dtype)
-        if self.root.read_threads > 2 and len(ids) > 1:
+        if self._consecutive(ids):
+            file, window = self.locate(int(ids[0]))
+            self.root.read_into(self.files[file].path, window * self._instance_bytes, memoryview(raw).cast("B"))
+        elif self.root.read_threads > 2 and len(ids) > 1:
             list(self._pool.map(self._read_row, ids.tolist(), raw))
         else:
             for instance, row in zip(ids.tolist(), raw, strict=True):
@@ -74,6 +77,12 @@ class Mix:
             self._refuse(ids, raw)
         # uint32 below 2^31 has the same bits as int32: no second copy for the large dtype.
         return raw.view(np.int32) if raw.dtype == np.dtype("<u4") else raw.astype(np.int32)
+
+    def _consecutive(self, ids: U64) -> bool:
+        """Whether `ids` are one stretch of one file, which one read gets."""
+        if len(ids) < 2 or int(ids[-1]) - int(ids[0]) != len(ids) - 1 or not (ids[1:] > ids[:-1]).all():
+            return False
+        return self.locate(int(ids[0]))[0] == self.locate(int(ids[-1]))[0]
 
     def _read_row(self, instance: int, row: npt.NDArray[np.unsignedinteger]) -> None:
         file, window = self.locate(instance)
