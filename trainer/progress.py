@@ -61,13 +61,20 @@ class Monitor:
     mfu: float | None = None
     failures: int = 0
     _beats: int = 0
+    _stepped: bool = False
     _wake: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def stepped(self) -> None:
         """A step's numbers are in. On a terminal the line follows every step."""
-        if self.line and sys.stderr.isatty():
+        if not self.line:
+            return
+        if sys.stderr.isatty():
             self._say()
+        elif not self._stepped:
+            phases = self.clock.seconds()
+            log().info("first step completed", seconds=round(sum(phases.values()), 3), phases=phases)
+        self._stepped = True
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="progress", daemon=True).start()
