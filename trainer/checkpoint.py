@@ -24,11 +24,17 @@ class Checkpoints:
     """Orbax behind three calls. All processes call each of them, in the same order."""
 
     def __init__(self) -> None:
+        import jax
         import orbax.checkpoint as ocp
 
         self._ocp = ocp
+        # Only scalars and norms are replicated: cutting them among replicas saves nothing and compiles a program each.
+        arrays = ocp.type_handlers.create_type_handler_registry(
+            (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False))
+        )
         self._checkpointer = ocp.AsyncCheckpointer(
-            ocp.PyTreeCheckpointHandler(), async_options=ocp.AsyncOptions(timeout_secs=SAVE_TIMEOUT_SECONDS)
+            ocp.PyTreeCheckpointHandler(type_handler_registry=arrays),
+            async_options=ocp.AsyncOptions(timeout_secs=SAVE_TIMEOUT_SECONDS),
         )
 
     def begin_save(self, path: str, state: Any) -> None:

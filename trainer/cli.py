@@ -1,4 +1,4 @@
-"""`python -m trainer train | evaluate | data`. Subcommands are imported when they are used; nothing here imports JAX."""
+"""`python -m trainer train|evaluate|data`. Subcommands are imported when they are used; nothing here imports JAX."""
 
 import importlib
 import sys

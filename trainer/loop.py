@@ -1,4 +1,4 @@
-"""The step loop: batch t into the state at step t, metrics one step behind, commits on their steps, an agreed last step.
+"""The step loop: batch t into the state at step t, metrics one step behind, commits on their steps, one last step.
 
 The loop never waits for a step's numbers before it has handed the next one to the devices, except where a commit needs
 them: nothing is committed before the loss of every step in it has been looked at.

@@ -99,6 +99,9 @@ class Process:
         imports = threading.Thread(target=_import_late_ones, name="imports", daemon=True)
         import jax
 
+        from trainer.compile_cache import share_between_processes
+
+        share_between_processes()
         imports.start()
         self.gang = gang = join(
             environment.coordinator,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Watchdog:
-    """Calls `expired(message, stacks)` when `beat` was not called for `start_seconds`, or `step_seconds` once it trains."""
+    """Calls `expired(message, stacks)` after `start_seconds` without a `beat`, or `step_seconds` once it trains."""
 
     start_seconds: float
     step_seconds: float
