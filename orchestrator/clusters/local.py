@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,9 +55,13 @@ class LocalCluster:
 
     namespace = "local"
 
-    def __init__(self, folder: str | Path) -> None:
-        """Open the cluster in `folder`, creating it at first use. Raises ClusterUnavailable when that fails."""
+    def __init__(self, folder: str | Path, command: Sequence[str] | None = None) -> None:
+        """Open the cluster in `folder`, creating it at first use; `command` starts a trainer when a request names none.
+
+        Raises ClusterUnavailable when the folder cannot be used.
+        """
         self.root = Path(folder).absolute()
+        self._command = tuple(command or (sys.executable, "-P", "-m", "trainer", "train"))
         self._children: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
         self.uid = self._open()
 
@@ -123,7 +127,7 @@ class LocalCluster:
             devices=spec.plan.devices,
             processes=spec.plan.processes,
             grace_seconds=spec.settings.grace_seconds,
-            command=list(request.command or (sys.executable, "-P", "-m", "trainer", "train")),
+            command=list(request.command or self._command),
             env=dict(request.env),
             cwd=os.getcwd(),
             created=time.time(),

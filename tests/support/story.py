@@ -27,11 +27,12 @@ from orchestrator.clusters.base import (
 from orchestrator.daemon import Caretaker, Look
 from orchestrator.decisions import Done, GiveUp, Refused
 from orchestrator.observe import Memory
+from tests.support.commits import commit, record_start
 from trainer.errors import Fenced, StorageUnavailable
 from trainer.recipe import Data, DataFile, Model, Order, Recipe, SchedulePiece
 from trainer.rundir.claims import Claim
 from trainer.rundir.disk import DiskStore
-from trainer.rundir.records import AttemptSpec, CommitRecord, Evidence, Progress, StartRecord, StepLine
+from trainer.rundir.records import AttemptSpec, Evidence, Progress
 from trainer.rundir.rundir import RunDirectory
 
 SECONDS_PER_LOOK = 0.5
@@ -184,10 +185,9 @@ class World:
         spec, admission = life.request.spec, life.gang.admissions[-1]
         try:
             if life.claim is None:
-                life.claim = self.trainers.claim(
-                    spec.attempt, spec.nonce, admission.pod_uids[0], admission.restart_attempt, deadline_seconds=0
-                )
-                record_start(self.trainers, life.claim, spec, admission, self.now)
+                pod, restart = admission.pod_uids[0], admission.restart_attempt
+                life.claim = self.trainers.claim(spec.attempt, spec.nonce, pod, restart, deadline_seconds=0)
+                record_start(self.trainers, life.claim, spec, pod, restart, self.now)
             step = life.claim.commit_ref.step if life.claim.commit_ref else 0
             chapter = self.story[self.chapter]
             if spec.attempt == chapter.attempt and step < chapter.until:
@@ -222,48 +222,6 @@ class World:
         elif what == "fail":
             self._end(life, code=1)
             life.gang = replace(life.gang, phase="Failed")
-
-
-def commit(claim: Claim, step: int, now: float) -> None:
-    """Commit `step` as a trainer does, with an empty checkpoint."""
-    line = StepLine(step=step, loss=1.0, grad_norm=1.0, lr=0.1, skipped=False, ids="0", data="0", seconds=0.1)
-    log = claim.append_step_log([line])
-    ref = claim.ref(step)
-    claim.commit(
-        CommitRecord(
-            ref=ref,
-            parent=claim.commit_ref,
-            checkpoint=ref.checkpoint,
-            files=(),
-            digest={},
-            step_log=(log,),
-            fingerprint="",
-            versions={},
-            save_seconds=0.0,
-            time=now,
-        )
-    )
-
-
-def record_start(rundir: RunDirectory, claim: Claim, spec: AttemptSpec, admission: Admission, now: float) -> None:
-    """start.json, as rank 0 writes it right after its claim."""
-    rundir.create_start(
-        StartRecord(
-            attempt=spec.attempt,
-            start=claim.start,
-            pod_uid=admission.pod_uids[0],
-            restart_attempt=admission.restart_attempt,
-            processes=spec.plan.processes,
-            devices=spec.plan.devices,
-            device_kind="cpu",
-            restored=claim.restore,
-            versions={},
-            fingerprint="",
-            settings=spec.settings,
-            plan=spec.plan,
-            time=now,
-        )
-    )
 
 
 # -- faults
