@@ -39,8 +39,8 @@ def carry_out(act: Act, run: TrainingRun, cluster: Cluster, rundir: RunDirectory
             rundir.create_recipe(recipe)
         case WriteSpec(spec):
             rundir.adopt_spec(spec)
-        case SwapHead(attempt):
-            rundir.swap_to_attempt(attempt)
+        case SwapHead(attempt, seen):
+            rundir.swap_to_attempt(attempt, seen)
         case SubmitGang(spec):
             request = GangRequest(run=run.name, run_directory=rundir.uri, spec=spec, env=plain_environment(run))
             _patiently(lambda: cluster.submit(request))

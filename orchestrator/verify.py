@@ -5,11 +5,13 @@ the same) is asked of `python -m trainer data audit`, in a process of its own: t
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from orchestrator.report.collect import RunHistory, collect
@@ -190,10 +192,13 @@ def check_reference(run: RunHistory, other: RunHistory) -> list[Check]:
 
 def audit(uri: str, against: str | None) -> dict[str, Any]:
     """The JSON of `python -m trainer data audit URI`. Raises StorageUnavailable or ConfigurationError with its one-line message."""
-    command = [sys.executable, "-m", "trainer", "data", "audit", uri, "--json"]
+    command = [sys.executable, "-P", "-m", "trainer", "data", "audit", uri, "--json"]
     if against:
         command += ["--against", against]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_TIMEOUT, check=False)
+    # The trainer that belongs to this orchestrator, whatever folder we are called from.
+    paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_TIMEOUT, check=False, env=environment)
     try:
         body = json.loads(done.stdout)
     except ValueError:
@@ -203,6 +208,31 @@ def audit(uri: str, against: str | None) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise TrainerError("trainer data audit wrote no JSON object")
     return body
+
+
+def read_audit(body: Mapping[str, Any], run: RunHistory) -> tuple[list[Check], dict[str, Any]]:
+    """The proofs that rest on the audit's JSON, and its figures."""
+    repeated, missed, steps = body["repeated_instances"], body["missed_instances"], body["steps"]
+    redone, compared, equal = (body[f"redone_steps{kind}"] for kind in ("", "_compared", "_bitwise_equal"))
+    problems = [f"{problem['where']}: {problem['text']}" for problem in body["problems"]]
+    coverage = Check(
+        "coverage",
+        repeated == 0 and missed == 0 and body["last_step"] == run.committed_step,
+        f"{body['read_instances']:,} instances in {steps:,} steps of {body['global_batch']:,}:"
+        f" {repeated:,} repeated, {missed:,} missed",
+    )
+    order = Check(
+        "order",
+        body["problem_count"] == 0,
+        _or_problems(f"the ids that reached the devices are the order's ({body['order']}) in each of {steps:,} steps", problems),
+    )
+    again = Check(
+        "redone",
+        compared == equal,
+        f"{redone:,} steps were computed again after an interruption; {equal:,} of the {compared:,} on an equal plan are bit-equal",
+    )
+    names = ("read_instances", "repeated_instances", "missed_instances", "redone_steps", "redone_steps_compared")
+    return [coverage, order, again], {name: body[name] for name in (*names, "redone_steps_bitwise_equal")}
 
 
 def _or_problems(text: str, problems: list[str]) -> str:

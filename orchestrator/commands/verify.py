@@ -31,7 +31,7 @@ def verify_command(rundir: str, against: str | None, so_far: bool, local: Path |
     verdict, _ = verify(run, other, unfinished=so_far)
     if as_json:
         checks = [{"name": c.name, "passed": c.passed, "text": c.text} for c in verdict.checks]
-        body = {"runDirectory": run.uri, "passed": verdict.passed, "checks": checks, "figures": dict(verdict.figures)}
+        body = {"run_directory": run.uri, "passed": verdict.passed, "checks": checks, "figures": dict(verdict.figures)}
         write_json("Verification", body)
     else:
         rows = [("PASS" if check.passed else "FAIL", check.name, check.text) for check in verdict.checks]

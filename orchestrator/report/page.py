@@ -79,9 +79,7 @@ def _header(run: RunHistory, verdict: Verdict, summary: Mapping[str, Any]) -> st
     began = datetime.fromtimestamp(run.began, UTC).strftime("%Y-%m-%d %H:%M UTC")
     tokens = run.committed_step * run.recipe.global_batch * run.recipe.sequence_length
     redone = summary["redone_steps"]
-    redone_note = (
-        "all bit-equal" if summary["redone_steps_bitwise_equal"] else ("NOT bit-equal" if redone else "none needed")
-    )
+    redone_note = f"{summary['redone_steps_bitwise_equal']:,} of them bit-equal" if redone else "none was needed"
     tiles = [
         ("committed", f"{run.committed_step:,} / {run.target_step:,}", "steps"),
         ("starts", f"{len(run.starts)}", f"in {count(len(run.specs), 'attempt')}"),

@@ -48,6 +48,7 @@ def tiny_recipe() -> Recipe:
     return load(
         "tiny",
         {
+            "sequence_length": 64,
             "data.files": [{"path": "train.bin", "bytes": 1_000_000}],
             "data.held_out": [{"path": "heldout.bin", "bytes": 100_000}],
         },

@@ -1,0 +1,196 @@
+"""TrainingRun: what is accepted, and one clear error naming file, field and fix for what is not."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.api import Budgets, TrainingRun, load_run, parse_duration, parse_run
+from trainer.errors import ConfigurationError
+
+MINIMAL: dict[str, Any] = {
+    "apiVersion": "untildone.dev/v1alpha1",
+    "kind": "TrainingRun",
+    "metadata": {"name": "demo"},
+    "spec": {
+        "recipe": {"name": "tiny"},
+        "data": {"root": "/data"},
+        "targetStep": 100,
+        "runDirectory": "/runs/demo",
+        "ladder": [{"deviceType": "cpu-8"}],
+    },
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """MINIMAL with one dotted field set."""
+    document = copy.deepcopy(MINIMAL)
+    node: Any = document
+    *parents, last = path.split(".")
+    for part in parents:
+        node = node[int(part)] if part.isdecimal() else node.setdefault(part, {})
+    node[last] = value
+    return document
+
+
+def refused(document: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_run(document, "run.yaml")
+    return str(caught.value)
+
+
+def test_the_minimal_run_has_documented_defaults() -> None:
+    run = parse_run(MINIMAL, "run.yaml")
+    assert run.name == "demo"
+    assert run.gang(7) == "demo-a7"
+    spec = run.spec
+    assert (spec.ladder[0].slices, spec.ladder[0].wait_in_queue) == (1, 300)
+    assert (spec.go_up.after, spec.go_up.every, spec.backoff.max, spec.grace_period) == (600, 21600, 300, 30)
+    assert spec.budgets == Budgets()
+    assert (spec.budgets.of("preempted"), spec.budgets.of("bad-configuration"), spec.budgets.of("hang")) == (
+        None,
+        0,
+        10,
+    )
+
+
+def test_a_file_is_loaded_and_durations_are_seconds(tmp_path: Path) -> None:
+    document = changed("spec.goUp", {"after": "1h30m", "every": 45})
+    document["spec"]["ladder"][0]["waitInQueue"] = "5m"
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(document))
+    run = load_run(path)
+    assert (run.spec.go_up.after, run.spec.go_up.every, run.spec.ladder[0].wait_in_queue) == (5400, 45, 300)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("300s", 300), ("5m", 300), ("1h30m", 5400), ("2d", 172800), ("1.5s", 1.5), (7, 7), (0.5, 0.5), ("0s", 0)],
+)
+def test_durations(text: object, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "5 minutes", "m5", "-5s", -1, True, None, float("inf"), "1s1h"])
+def test_no_durations(text: object) -> None:
+    with pytest.raises(ValueError):
+        parse_duration(text)
+
+
+@given(st.integers(0, 999), st.integers(0, 59), st.integers(0, 59))
+def test_a_duration_is_the_sum_of_its_parts(hours: int, minutes: int, seconds: int) -> None:
+    assert parse_duration(f"{hours}h{minutes}m{seconds}s") == hours * 3600 + minutes * 60 + seconds
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("spec.targetSteps", 5, ["run.yaml", "spec.targetSteps", "targetStep"]),
+        ("spec.target_step", 5, ["spec.target_step", "targetStep"]),
+        ("spec.ladder.0.devicetype", "cpu-8", ["spec.ladder.0.devicetype", "deviceType"]),
+        ("spec.goUp.evry", "6h", ["spec.goUp.evry", "every"]),
+        ("spec.budgets.applicationErrors", 3, ["spec.budgets.applicationErrors", "applicationError"]),
+        ("spec.budgets.hang", -1, ["spec.budgets.hang", "greater than or equal to 0"]),
+        ("spec.targetStep", 0, ["spec.targetStep", "greater than 0"]),
+        ("spec.targetStep", "many", ["spec.targetStep", "many"]),
+        ("spec.ladder", [], ["spec.ladder", "at least 1"]),
+        ("spec.gracePeriod", "soon", ["spec.gracePeriod", "300s"]),
+        ("spec.evaluation.everySteps", 3, ["evaluation.everySteps 3", "checkpoint.everySteps"]),
+        ("spec.env", [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}], ["A twice"]),
+        ("spec.env", [{"name": "UNTILDONE_NONCE", "value": "1"}], ["UNTILDONE_NONCE", "choose another"]),
+        ("spec.env", [{"name": "A"}], ["exactly one of value and valueFrom"]),
+        ("spec.initFrom", {"run": "/a", "checkpoint": "/b"}, ["exactly one of run and checkpoint"]),
+        ("spec.initFrom", {"run": "/a", "step": True, "optimizerState": False}, ["optimizerState"]),
+        ("spec.ladder", [{"deviceType": "cpu-8"}, {"deviceType": "cpu-8"}], ["ladder", "twice"]),
+        ("metadata.name", "Demo_Run", ["metadata", "DNS label"]),
+        ("metadata.name", "x" * 41, ["metadata", "40"]),
+        ("apiVersion", "v1", ["apiVersion", "untildone.dev/v1alpha1"]),
+        ("kind", "Job", ["kind", "TrainingRun"]),
+    ],
+)
+def test_bad_input_names_the_field_and_the_fix(path: str, value: Any, words: list[str]) -> None:
+    message = refused(changed(path, value))
+    for word in words:
+        assert word in message, message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [", ["line", "not YAML"]),
+        ("", ["0 documents"]),
+        ("a: 1\n---\nb: 2", ["2 documents"]),
+        ("- 1", ["mapping", "list"]),
+    ],
+)
+def test_files_that_are_no_run(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        load_run(path)
+    for word in ("bad.yaml", *words):
+        assert word in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nothing\.yaml: no such file"):
+        load_run(tmp_path / "nothing.yaml")
+
+
+SECRETS = [
+    ("HF", "hf_" + "a" * 30),
+    ("ANY", "ghp_" + "b" * 36),
+    ("ANY", "AKIA" + "ABCDEFGHIJKLMNOP"),
+    ("ANY", "-----BEGIN RSA PRIVATE KEY-----\nabc"),
+    ("URL", "https://user:pass" + "word@host/x"),
+    ("HF_TOKEN", "anything"),
+    ("WANDB_API_KEY", "0123456789"),
+    ("DB_PASSWORD", "hunter2"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), SECRETS)
+def test_an_inline_secret_is_refused_and_never_repeated(name: str, value: str) -> None:
+    message = refused(changed("spec.env", [{"name": name, "value": value}]))
+    assert "secretKeyRef" in message
+    assert value not in message
+
+
+def test_a_secret_anywhere_is_refused() -> None:
+    message = refused(changed("spec.recipe.overrides", {"note": "hf_" + "c" * 30}))
+    assert "spec.recipe.overrides.note" in message
+    assert "ccc" not in message
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hf", "key": "token"}}},
+        {"name": "GOOGLE_APPLICATION_CREDENTIALS", "value": "/var/run/key.json"},
+        {"name": "XLA_FLAGS", "value": "--xla_dump_to=/tmp/dump"},
+        {"name": "TOKENIZER", "value": "bytes"},
+    ],
+)
+def test_references_and_plain_values_are_fine(variable: dict[str, Any]) -> None:
+    run = parse_run(changed("spec.env", [variable]), "run.yaml")
+    assert run.spec.env[0].name == variable["name"]
+
+
+def test_every_field_of_the_schema_says_what_it_is() -> None:
+    schema = TrainingRun.model_json_schema()
+    silent = [
+        f"{model}.{name}"
+        for model, body in schema["$defs"].items()
+        for name, field in body.get("properties", {}).items()
+        if not field.get("description") and not any("$ref" in str(part) for part in (field, field.get("anyOf", "")))
+    ]
+    allowed = {"EnvVar.name", "Metadata.namespace", "Metadata.labels", "Metadata.annotations"}
+    assert set(silent) <= allowed
+    names = json.dumps(schema)
+    assert "target_step" not in names
+    assert "targetStep" in names
