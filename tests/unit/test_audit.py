@@ -250,7 +250,7 @@ def test_an_order_that_is_no_bijection_shows_as_repeats() -> None:
 
 
 def test_many_steps_are_audited_quickly() -> None:
-    """The block-wise path: OLMo 3's 1.4 million steps of 512 take about a minute and a half."""
+    """The block-wise path: OLMo 3's 1.4 million steps of 512 take some minutes."""
     steps = 20_000
     recipe = sized(steps * BATCH + 5)
     order = open_order(recipe)
