@@ -1,7 +1,8 @@
 """Trainers and orchestrators at random on one run directory, with faults, against a model of what may be true.
 
-Every swap of HEAD that took effect is observed below the faults, in order. The invariants are PROTOCOL's: one line of commits; only
-the current attempt and start moves it; what was committed is left only by setting it aside.
+Every swap of HEAD that took effect is observed below the faults, in order. The invariants are those of
+docs/run-directory.md: one line of commits; only the current attempt and start moves it; what was committed is left only
+by setting it aside.
 """
 
 from typing import Any
@@ -155,7 +156,7 @@ class Runs(RuleBasedStateMachine):
 
     @invariant()
     def nothing_committed_is_lost(self) -> None:
-        """HEAD's line is whole, in order, and holds all that was promised, save what was set aside and what grew from it."""
+        """HEAD's line is whole and in order, and holds all that was promised but what was set aside and its children."""
         if not self.store.heads:
             return
         line = runs.committed(RunDirectory(self.store))
