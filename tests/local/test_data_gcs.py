@@ -1,0 +1,80 @@
+"""Token files and order tables in a bucket, against a local server of the GCS API."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.corpus import frozen, plan, recipe, sized
+from tests.support.gcs_server import GcsServer
+from trainer.data.held_out import check_held_out
+from trainer.data.loader import Loader
+from trainer.data.mix import Mix
+from trainer.data.order import BatchOrder, open_order
+from trainer.data.order_table import build_table
+from trainer.errors import ConfigurationError
+from trainer.freezing import freeze
+from trainer.rundir.rundir import RunDirectory
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[GcsServer]:
+    with GcsServer() as server:
+        server.create_bucket("tokens")
+        yield server
+
+
+@pytest.fixture
+def bucket(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> object:
+    from google.auth.credentials import AnonymousCredentials
+    from google.cloud import storage
+
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return storage.Client(project="none", credentials=AnonymousCredentials()).bucket("tokens")
+
+
+def test_the_same_corpus_below_a_folder_and_in_a_bucket(bucket: object, tmp_path: Path) -> None:
+    on_disk = frozen(tmp_path)
+    for path in tmp_path.iterdir():
+        bucket.blob(f"mix/{path.name}").upload_from_filename(path)  # type: ignore[attr-defined]
+    root = "gs://tokens/mix"
+    made = freeze(recipe(bytes_per_file=(None,) * 3, held_out=("h.bin",)), root)
+    assert made == on_disk
+    disk, gcs = Mix(made, str(tmp_path)), Mix(made, root)
+    gcs.check()
+    ids = np.array([3, 200, 61, 62, 109, 365], np.uint64)
+    assert np.array_equal(gcs.instances(ids), disk.instances(ids))
+    assert check_held_out(gcs, Mix(made, root, "held_out")) is True
+    order, shape = open_order(made), plan(processes=2)
+    with Loader(gcs, order, made, shape, 1, 5) as a, Loader(disk, order, made, shape, 1, 5) as b:
+        for _ in range(5):
+            (t, one), (u, other) = next(a), next(b)
+            assert t == u
+            assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_what_is_wrong_in_a_bucket_is_named(bucket: object, tmp_path: Path) -> None:
+    frozen(tmp_path)
+    for name in ("f0.bin", "f1.bin", "h.bin"):
+        bucket.blob(f"bad/{name}").upload_from_filename(tmp_path / name)  # type: ignore[attr-defined]
+    bucket.blob("bad/f1.bin").upload_from_string(b"")  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r"gs://tokens/bad: data file f1\.bin is empty.*f2\.bin is missing"):
+        freeze(recipe(bytes_per_file=(None,) * 3, held_out=("h.bin",)), "gs://tokens/bad")
+    with pytest.raises(ConfigurationError, match=r"f0\.bin is missing"):
+        freeze(recipe(), "gs://no-such-bucket/mix")
+    shrunk = freeze(recipe(), "gs://tokens/bad")
+    bucket.blob("bad/f0.bin").upload_from_string(bytes(100))  # type: ignore[attr-defined]
+    for instance in (3, 10):
+        with pytest.raises(ConfigurationError, match=r"f0\.bin .* ends before byte"):
+            Mix(shrunk, "gs://tokens/bad").instance(instance)
+
+
+def test_an_order_table_in_a_bucket(bucket: object) -> None:
+    made = sized(1000, kind="olmo_core")
+    store = RunDirectory.open("gs://tokens/run", create=True).store
+    key, written = build_table(store, made, 0)
+    assert written
+    assert build_table(store, made, 0) == (key, False)
+    assert np.array_equal(BatchOrder(made, store, in_memory=0).block(0, 125), open_order(made).block(0, 125))
