@@ -7,6 +7,7 @@
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,12 +29,14 @@ from orchestrator.clusters.base import (
 )
 from orchestrator.clusters.capacity import limits
 from orchestrator.clusters.gang_state import AdmissionState, Deletion, Request, Signal, Status
-from orchestrator.clusters.processes import clean_environment, start_ticks
+from orchestrator.clusters.processes import clean_environment, start_ticks, stopped
 from trainer.rundir.records import Evidence
 
 SUPERVISOR = "orchestrator.clusters.gang_supervisor"
 # A supervisor that was just started has not taken its hold yet; a second one would do no harm, but would be waste.
 SUPERVISOR_START_SECONDS = 10.0
+# A stopped supervisor holds the gang and does nothing for it. After this long it is killed, and the next takes over.
+STOPPED_SECONDS = 10.0
 DEBRIS_SECONDS = 3600.0
 
 
@@ -63,6 +66,7 @@ class LocalCluster:
         self.root = Path(folder).absolute()
         self._command = tuple(command or (sys.executable, "-P", "-m", "trainer", "train"))
         self._children: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
+        self._stopped: dict[str, float] = {}  # gang uid -> since when its supervisor has been seen stopped, monotonic
         self.uid = self._open()
 
     @_unavailable
@@ -225,7 +229,10 @@ class LocalCluster:
         supervised = state.held(folder / "supervisor.lock")
         status, deletion = state.read_status(folder), state.read_deletion(folder)
         gang = _gang(request, status, deletion)
-        if supervised or (status.phase in state.FINAL and deletion is None):
+        if supervised:
+            self._check_stopped(request.uid, folder)
+            return request, status, gang
+        if status.phase in state.FINAL and deletion is None:
             return request, status, gang
         self._start_supervisor(request)
         if status.current is not None:
@@ -255,6 +262,18 @@ class LocalCluster:
                 start_new_session=True,  # not in the terminal's process group: Ctrl-C is for the orchestrator
             )
         self._children[request.uid] = (child, time.monotonic())
+
+    def _check_stopped(self, uid: str, folder: Path) -> None:
+        """Kill a supervisor that has been stopped (SIGSTOP) for long: as good as a dead host, but it never says so."""
+        try:
+            entry = state.read_json(folder / "supervisor.json")
+        except FileNotFoundError:
+            return
+        pid = int(entry["pid"])
+        if not stopped(pid) or start_ticks(pid) != entry["ticks"]:
+            self._stopped.pop(uid, None)
+        elif time.monotonic() - self._stopped.setdefault(uid, time.monotonic()) > STOPPED_SECONDS:
+            os.kill(pid, signal.SIGKILL)
 
     def _remove_debris(self) -> None:
         """Folders of submissions that died before they were complete."""

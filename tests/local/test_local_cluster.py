@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from orchestrator.clusters import gang_state as state
 from orchestrator.clusters.base import ClusterUnavailable, SubmitConflict
 from orchestrator.clusters.local import SUPERVISOR, LocalCluster
-from orchestrator.clusters.processes import living_with_nonce
+from orchestrator.clusters.processes import living_with_nonce, start_ticks
 from tests.support.gangs import Stage, spec, stage
 
 
@@ -180,8 +181,7 @@ def test_children_of_a_trainer_do_not_survive_it(on: Stage) -> None:
         "subprocess.Popen(['sleep', '600'], start_new_session=True)\n"  # escaped from it
         "time.sleep(0.6); os._exit(1)\n"
     )
-    request = on.request(attempt)
-    on.cluster.submit(type(request)(**{**request.__dict__, "command": (sys.executable, "-I", "-S", "-c", script)}))
+    on.cluster.submit(replace(on.request(attempt), command=(sys.executable, "-I", "-S", "-c", script)))
     on.wait_phase("demo-a1", "Failed")
     assert living_with_nonce(attempt.nonce) == []
 
@@ -201,6 +201,50 @@ def test_a_killed_supervisor_is_a_host_failure_and_is_replaced(on: Stage) -> Non
     ended, current = gang.admissions
     assert current.restart_attempt == 1
     assert "supervisor" in ended.node_signals[0].value
+    assert on.cluster.supervisor("demo-a1") != supervisor
+
+
+def test_trainers_die_with_their_supervisor_even_if_nobody_looks(on: Stage) -> None:
+    attempt = spec(1)
+    on.cluster.submit(on.request(attempt))
+    on.wait_up("demo-a1")
+    supervisor = on.cluster.supervisor("demo-a1")
+    assert supervisor is not None
+    os.kill(supervisor, signal.SIGKILL)
+    on.wait(lambda: not living_with_nonce(attempt.nonce), seconds=3, what="no trainer left")
+
+
+def test_what_a_killed_supervisor_left_is_found_and_killed(on: Stage) -> None:
+    """A child that escaped to a session of its own survives supervisor and trainer; the successor ends it first."""
+    attempt = spec(1, devices=4)
+    marks = on.folder / "marks"
+    marks.mkdir()
+    script = (
+        "import os, pathlib, subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        f"pathlib.Path({str(marks)!r}, str(child.pid)).touch()\n"
+        "time.sleep(600)\n"
+    )
+    on.cluster.submit(replace(on.request(attempt), command=(sys.executable, "-I", "-S", "-c", script)))
+    on.wait(lambda: on.gang("demo-a1") and list(marks.iterdir()), what="first start up")
+    (first,) = (int(path.name) for path in marks.iterdir())
+    supervisor = on.cluster.supervisor("demo-a1")
+    assert supervisor is not None
+    os.kill(supervisor, signal.SIGKILL)
+    time.sleep(0.3)
+    assert start_ticks(first) is not None, "it has escaped"
+    on.wait(lambda: on.gang("demo-a1") and len(list(marks.iterdir())) == 2, what="second start up")
+    assert start_ticks(first) is None, "two starts of one attempt were alive at once"
+
+
+def test_a_stopped_supervisor_is_replaced(on: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.clusters.local.STOPPED_SECONDS", 0.5)
+    on.cluster.submit(on.request(spec(1)))
+    on.wait_up("demo-a1")
+    supervisor = on.cluster.supervisor("demo-a1")
+    assert supervisor is not None
+    os.kill(supervisor, signal.SIGSTOP)
+    on.wait_up("demo-a1", restart=1)
     assert on.cluster.supervisor("demo-a1") != supervisor
 
 
