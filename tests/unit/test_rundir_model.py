@@ -156,7 +156,7 @@ class Runs(RuleBasedStateMachine):
 
     @invariant()
     def nothing_committed_is_lost(self) -> None:
-        """HEAD's line is whole and in order, and holds all that was promised but what was set aside and its children."""
+        """HEAD's line is whole and in order, and holds all that was promised but what was set aside and its line."""
         if not self.store.heads:
             return
         line = runs.committed(RunDirectory(self.store))
