@@ -1,0 +1,154 @@
+"""A damaged checkpoint is never trained on: it is set aside with its reason, and the steps are done again, bit for bit."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.gang import Run
+
+LAST, TARGET = 8, 12
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory, corpus: Path, compile_cache: Path) -> Run:
+    """Committed at 4 and 8; and, in the folder beside it, what it becomes at 12."""
+    run = Run.new(tmp_path_factory.mktemp("damage") / "original", corpus, compile_cache)
+    run.train("cpu-2", LAST)
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(original: Run) -> Run:
+    run = copy_of(original, original.folder.with_name("expected"))
+    run.train("cpu-2", TARGET)
+    return run
+
+
+def copy_of(run: Run, folder: Path) -> Run:
+    shutil.copytree(run.folder, folder)
+    return Run(folder, run.corpus, run.cache, run.recipe, run.attempt)
+
+
+def committed_files(run: Run) -> list[str]:
+    record = run.committed()
+    assert record is not None
+    return [f"{record.checkpoint}/{file.path}" for file in record.files]
+
+
+def kinds(keys: list[str]) -> set[str]:
+    """Files by kind: data files have random names."""
+    return {"/".join(part if len(part) != 32 else "*" for part in key.split("/")) for key in keys}
+
+
+def flip(path: Path, seed: int) -> None:
+    data = bytearray(path.read_bytes())
+    at = random.Random(seed).randrange(len(data) * 8)
+    data[at // 8] ^= 1 << at % 8
+    path.write_bytes(bytes(data))
+
+
+# Every kind of file that a checkpoint of one process consists of. Another Orbax may have others: the first test says so.
+KINDS = (
+    "_CHECKPOINT_METADATA",
+    "_METADATA",
+    "_sharding",
+    "commit_success.txt",
+    "d/*",
+    "manifest.ocdbt",
+    "ocdbt.process_0/d/*",
+    "ocdbt.process_0/manifest.ocdbt",
+)
+
+
+def test_every_kind_of_file_is_flipped_below(original: Run) -> None:
+    prefix = f"checkpoints/1.1/{LAST}/"
+    assert {kind.removeprefix(prefix) for kind in kinds(committed_files(original))} == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_flipped_bit_sets_the_commit_aside(
+    kind: str, original: Run, expected: Run, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    run = copy_of(original, tmp_path / "run")
+    prefix = f"checkpoints/1.1/{LAST}/"
+    files = [key for key in committed_files(run) if kinds([key]) == {prefix + kind}]
+    seed = sum(map(ord, kind))
+    victim = random.Random(seed).choice(files)
+    if (run.folder / victim).stat().st_size == 0:
+        (run.folder / victim).write_bytes(b"\1")
+    else:
+        flip(run.folder / victim, seed)
+    gang = run.train("cpu-2", TARGET)
+    notes = run.rundir().set_asides(2, 1)
+    assert [(note.commit.step, note.parent.step if note.parent else 0) for note in notes] == [(LAST, 4)]
+    assert victim.removeprefix(prefix) in notes[0].reason
+    assert "set aside" in gang.logs()
+    done_again(run, original, expected)
+
+
+def done_again(run: Run, original: Run, expected: Run) -> None:
+    """The redone steps are in the new start's log, equal to what was logged first; the result is as if undamaged."""
+    again = [line for line in run.rundir().logged_steps(2, 1) if line.step <= LAST]
+    first = {line.step: line for line in original.lines()}
+    assert again
+    for line in again:
+        assert line.model_dump(exclude={"seconds"}) == first[line.step].model_dump(exclude={"seconds"})
+    assert run.committed().digest == expected.committed().digest  # type: ignore[union-attr]
+    assert run.numbers() == expected.numbers()
+
+
+def test_wrong_values_in_intact_files_are_found_by_the_digest(original: Run, expected: Run, tmp_path: Path) -> None:
+    """The record is made to agree with another step's checkpoint: sizes and checksums fit, the numbers do not."""
+    run = copy_of(original, tmp_path / "run")
+    record = run.committed()
+    assert record is not None and record.parent is not None
+    parent = run.rundir().read_commit(record.parent)
+    shutil.rmtree(run.folder / record.checkpoint)
+    shutil.copytree(run.folder / parent.checkpoint, run.folder / record.checkpoint)
+    path = run.folder / record.ref.key
+    body = json.loads(path.read_text())
+    body["files"] = [file.model_dump() for file in parent.files]
+    path.write_text(json.dumps(body))
+    run.train("cpu-2", TARGET)
+    (note,) = run.rundir().set_asides(2, 1)
+    assert "state digest differs" in note.reason
+    done_again(run, original, expected)
+
+
+def test_when_every_commit_is_damaged_the_run_begins_again(original: Run, expected: Run, tmp_path: Path) -> None:
+    run = copy_of(original, tmp_path / "run")
+    for record in run.lineage():
+        (run.folder / record.checkpoint / "manifest.ocdbt").unlink()
+    run.train("cpu-2", TARGET)
+    notes = run.rundir().set_asides(2, 1)
+    assert [(note.commit.step, note.parent.step if note.parent else None) for note in notes] == [(4, None), (LAST, 4)]
+    assert len(notes) == 2
+    assert [line.step for line in run.rundir().logged_steps(2, 1)] == list(range(1, TARGET + 1))
+    assert run.committed().digest == expected.committed().digest  # type: ignore[union-attr]
+    assert run.numbers() == expected.numbers()
+
+
+def test_a_full_disk_ends_the_start_and_the_run_goes_on_later(new_run: Callable[..., Run]) -> None:
+    """No file may grow beyond 40 KB: the save fails, exit 74 says so, HEAD stays; without the limit the run goes on."""
+    import resource
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    run = new_run()
+    run.train("cpu-2", 4)
+    before = run.head().commit
+    spec = run.submit("cpu-2", 8)
+    gang = run.launch(spec, preexec=limit)
+    assert gang.wait() == [74], gang.logs()
+    assert run.head().commit == before
+    assert run.exit()["code"] == 74
+    assert "last commit" in run.exit()["reason"]
+    again = run.launch(spec, restart_attempt=1)
+    assert again.wait() == [0], again.logs()
+    assert run.committed_step() == 8
+    assert run.rundir().lineage(run.head().commit).__next__().parent == before
