@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.data.tokenize import EOS, documents, tokenize
+from trainer.data.tokenize import EOS, WINDOW, documents, tokenize
 from trainer.errors import ConfigurationError
 
 
@@ -45,6 +45,19 @@ def test_equal_documents_lie_on_one_side(tmp_path: Path) -> None:
         (source / f"copy-{i}.txt").write_bytes(f"document {i} \u00e9\n".encode())
     train, held_out = tokenize(str(source), tmp_path / "out")
     assert not set(read(train.path)) & set(read(held_out.path))
+
+
+def test_windows_that_both_sides_share_are_cut_out_of_the_held_out_file(tmp_path: Path) -> None:
+    """Documents that differ only at their end: the rest of each held-out one is in the training file as well."""
+    source = tmp_path / "texts"
+    source.mkdir()
+    for i in range(200):
+        (source / f"{i}.txt").write_bytes(b"-" * WINDOW * 3 + f"{i:0{WINDOW - 1}}".encode())  # with EOS, 4 windows
+    train, held_out = tokenize(str(source), tmp_path / "out")
+    sides = [np.fromfile(made.path, "<u2").reshape(-1, WINDOW) for made in (train, held_out)]
+    assert not {row.tobytes() for row in sides[0]} & {row.tobytes() for row in sides[1]}
+    assert len(sides[1]) == held_out.documents
+    assert (train.tokens, held_out.tokens) == (sides[0].size, sides[1].size)
 
 
 def test_the_same_source_gives_the_same_files_and_leaves_them_alone(tmp_path: Path) -> None:

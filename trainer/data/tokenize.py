@@ -2,8 +2,9 @@
 
 A token is a byte (0..255); EOS (256) ends each document. `stdlib` is the standard library's own sources without their
 tests, about 12 MB. A document goes to the held-out file or to the training file by the hash of its content, so equal
-documents never lie on both sides. Different documents still share stretches (rules of dashes, licence texts), so windows
-of the held-out file that the training file has too are cut out of it. The same sources give the same files, byte for byte.
+documents never lie on both sides. Different documents still share stretches (rules of dashes, licence texts), so
+windows of the held-out file that the training file has too are cut out of it: 6 % of `stdlib`'s (26 % if they were 16
+tokens long, 2 % at 64). The same sources give the same files, byte for byte.
 """
 
 import os
@@ -22,7 +23,7 @@ from trainer.errors import ConfigurationError
 EOS = 256
 DTYPE = "uint16"
 HELD_OUT_ONE_IN = 20
-WINDOW = 64  # tokens; no window of this length, or of a multiple of it, is in both files
+WINDOW = 32  # tokens, an instance of the recipe `tiny`: no window of this length, or of a multiple, is in both files
 SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "testdata", "site-packages", "dist-packages", "__pycache__"})
 
 
@@ -68,8 +69,8 @@ def tokenize(source: str, out: Path, progress: Callable[[int], None] | None = No
         with tempfile.TemporaryDirectory(prefix=".tokenize-", dir=out) as scratch:
             made = _write_sides(paths, Path(scratch), progress)
             targets = {side: out / f"{name}-{side}.bin" for side in made}
-            for side, (path, count, _) in made.items():
-                if not count:
+            for side, (path, _, tokens) in made.items():
+                if not tokens:
                     raise ConfigurationError(f"--source {source}: no document for the {side} file; add more text")
                 _may_become(targets[side], path)
             return _place(targets["train"], *made["train"]), _place(targets["heldout"], *made["heldout"])
@@ -81,39 +82,35 @@ def _write_sides(
     paths: list[Path], scratch: Path, progress: Callable[[int], None] | None
 ) -> dict[str, tuple[Path, int, int]]:
     """Both files in `scratch`, synced to disk: side to (path, documents, tokens)."""
-    made = {side: [scratch / side, 0, 0] for side in ("train", "heldout")}
-    files = {side: open(entry[0], "wb") for side, entry in made.items()}  # noqa: SIM115
-    try:
+    counts = {"train": 0, "heldout": 0}
+    with (scratch / "train").open("wb") as train, (scratch / "heldout").open("wb") as held_out:
         for done, content in enumerate(_contents(paths), 1):
             if content:
                 number = int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
                 side = "heldout" if number % HELD_OUT_ONE_IN == 0 else "train"
                 tokens = np.append(np.frombuffer(content, np.uint8).astype("<u2"), np.uint16(EOS)).astype("<u2")
-                files[side].write(tokens.tobytes())
-                made[side][1] += 1
-                made[side][2] += tokens.size
+                (held_out if side == "heldout" else train).write(tokens.tobytes())
+                counts[side] += 1
             if progress:
                 progress(done)
-        for file in files.values():
-            file.flush()
-        made["heldout"][2] -= _cut_shared(made["train"][0], made["heldout"][0], files["heldout"])
-        for file in files.values():
+        train.flush()
+        held_out.flush()
+        _cut_shared(scratch / "train", scratch / "heldout", held_out)
+        for file in (train, held_out):
             file.flush()
             os.fsync(file.fileno())
-    finally:
-        for file in files.values():
-            file.close()
-    return {side: (entry[0], entry[1], entry[2]) for side, entry in made.items()}
+    width = np.dtype(DTYPE).itemsize
+    return {side: (scratch / side, count, (scratch / side).stat().st_size // width) for side, count in counts.items()}
 
 
-def _cut_shared(train: Path, held_out: Path, file: BinaryIO) -> int:
-    """Rewrite `file`, open at `held_out`, without the windows that `train` has at a window's place; tokens cut."""
+def _cut_shared(train: Path, held_out: Path, file: BinaryIO) -> None:
+    """Rewrite `file`, open at `held_out`, without the windows that `train` has at a window's place."""
     size = WINDOW * np.dtype("<u2").itemsize
     known, text = set(_pieces(train, size)), held_out.read_bytes()
     kept = [text[i : i + size] for i in range(0, len(text), size) if text[i : i + size] not in known]
     file.seek(0)
     file.truncate()
-    return (len(text) - file.write(b"".join(kept))) // np.dtype("<u2").itemsize
+    file.write(b"".join(kept))
 
 
 def _pieces(path: Path, size: int) -> Iterator[bytes]:
