@@ -18,7 +18,7 @@ from tests.support.synthetic_run import REFERENCE, STORY, DictStore, write
 from trainer.errors import Damaged, TruthUnknown
 from trainer.rundir.rundir import RunDirectory
 
-FIGURES = {"repeated_instances": 0, "missed_instances": 0, "redone_steps": 15, "redone_steps_bitwise_equal": True}
+FIGURES = {"repeated_instances": 0, "missed_instances": 0, "redone_steps": 15, "redone_steps_bitwise_equal": 15}
 PROVEN = Verdict((Check("target", True, "reached"),), FIGURES)
 
 

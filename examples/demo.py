@@ -1,0 +1,264 @@
+"""A training run is preempted, killed, torn, stopped and shrunk, and ends as if nothing had happened. About three minutes.
+
+Two runs of one recipe, each looked after by its own `untildone run`: a reference that nobody disturbs, and one to which
+this script does everything that happens to runs on a large cluster. Then the records of both are checked, and a report is
+written: demo-out/report.html.
+
+    python examples/demo.py [--out demo-out]
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]
+
+from demo_watch import Fancy, Plain, Sight, Watched, display  # noqa: E402
+
+from orchestrator.clusters.local import LocalCluster  # noqa: E402
+
+PATIENCE = 90.0  # seconds until something that must happen counts as broken
+LOOK_EVERY = 0.03  # seconds
+
+
+class Broken(Exception):
+    """Something that must happen did not."""
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """One thing that is done to the run: when, what, and how it shows that it had its effect."""
+
+    name: str
+    words: str
+    when: Callable[[Sight], bool]
+    act: Callable[[], None]
+    over: Callable[[Sight], bool]
+    then: Callable[[], None] | None = None
+
+
+def story(run: Watched) -> Iterator[Interruption]:
+    """The interruptions, in order. Each waits for a step or phase that it sees; none for a time that it guesses."""
+    cluster = run.cluster
+
+    def capacity(devices: int) -> Callable[[], None]:
+        return lambda: cluster.set_capacity({"cpu": devices})
+
+    def send(number: signal.Signals, ranks: tuple[int, ...]) -> Callable[[], None]:
+        def act() -> None:
+            for rank, pid in run.pids().items():
+                if rank in ranks:
+                    os.kill(pid, number)
+
+        return act
+
+    def training(start: str, steps: int) -> Callable[[Sight], bool]:
+        """In this start, so many steps beyond the last commit."""
+        return lambda s: s.name == start and s.phase == "Training" and s.step >= s.committed + steps
+
+    def ended(attempt: int, start: int) -> Callable[[Sight], bool]:
+        return lambda s: run.cause(attempt, start) is not None
+
+    yield Interruption(
+        "preemption",
+        "all devices are taken away: SIGTERM, then a grace period",
+        training("1.1", 5),
+        capacity(0),
+        ended(1, 1),
+        capacity(8),  # they come back
+    )
+    yield Interruption(
+        "host failure",
+        "SIGKILL of one of the two host processes",
+        training("1.2", 4),
+        send(signal.SIGKILL, (1,)),
+        ended(1, 2),
+    )
+    yield Interruption(
+        "torn save",
+        "SIGKILL of every process in the middle of a checkpoint save",
+        lambda s: s.name == "1.3" and run.torn_save(s) is not None,
+        send(signal.SIGKILL, (0, 1)),
+        ended(1, 3),
+    )
+    yield Interruption(
+        "hang",
+        "SIGSTOP of one host process: alive, but no step any more",
+        training("1.4", 3),
+        send(signal.SIGSTOP, (1,)),
+        ended(1, 4),
+    )
+    yield Interruption(
+        "shrink",
+        "capacity falls to 2 devices: another plan, four times the accumulation, the same batch",
+        training("1.5", 4),
+        capacity(2),
+        lambda s: s.attempt == 2 and s.phase == "Training" and s.step >= s.committed + 3,
+    )
+    yield Interruption(
+        "growth",
+        "capacity returns: back to 8 devices at the next commit",
+        lambda s: True,
+        capacity(8),
+        lambda s: s.attempt == 3 and s.phase in ("Training", "Done"),
+    )
+
+
+class Demo:
+    """The two runs, their orchestrators, and the screen."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.orchestrators: dict[str, subprocess.Popen[bytes]] = {}
+        document = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
+        self.target = int(document["spec"]["targetStep"])
+        self.document = document
+        self.screen: Plain | Fancy = display(self.target)
+
+    def prepare(self) -> None:
+        """Token files, and a folder without the traces of an earlier demo. The compile cache is kept."""
+        for name in ("run", "reference", "local", "report.html", "summary.json"):
+            path = self.out / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.call("python", "-m", "trainer", "data", "tokenize", "--source", "stdlib", "--out", str(self.out / "data"))
+
+    def begin(self, name: str, **changes: object) -> Watched:
+        """Start `untildone run` for one run, on a local cluster of its own."""
+        document = {**self.document, "metadata": {"name": name}}
+        folder = self.out / ("run" if name == "demo" else name)
+        document["spec"] = {
+            **self.document["spec"],
+            "data": {"root": str(self.out / "data")},
+            "runDirectory": str(folder),
+            "compileCache": str(self.out / "cache"),
+            **changes,
+        }
+        file = self.out / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(document, sort_keys=False))
+        local = self.out / "local" / name
+        cluster = LocalCluster(local)
+        cluster.set_capacity({"cpu": 8})
+        with open(self.out / f"{name}.log", "wb") as log:
+            self.orchestrators[name] = subprocess.Popen(
+                [*UNTILDONE, "run", "-f", str(file), "--local", str(local)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        return Watched(name, folder, cluster)
+
+    def interrupt(self, run: Watched, reference: Watched) -> None:
+        """The story, one interruption after the other."""
+        for number, step in enumerate(list(story(run)), 1):
+            title = f"{number}/6 {step.name}"
+            self.screen.doing(f"{title}: waiting for its moment")
+            seen = self.wait_for(title, step.when, run, reference)
+            step.act()
+            self.screen.say(f"{title} at step {seen.step} ({step.words})")
+            self.screen.doing(f"{title}: {step.words}")
+            after = self.wait_for(title, step.over, run, reference)
+            if step.then:
+                step.then()
+            cause = run.cause(seen.attempt, seen.start)
+            if cause:
+                self.screen.say(f"    start {seen.name} ended: {cause}; step {after.committed} is committed")
+        self.screen.doing("nothing more is done to it; both runs finish")
+
+    def wait_for(self, what: str, condition: Callable[[Sight], bool], run: Watched, reference: Watched) -> Sight:
+        """Look until `condition` holds. Raises Broken when it takes too long, or an orchestrator gave up."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            sight = run.look()
+            self.screen.show("demo", sight)
+            self.screen.show("reference", reference.look())
+            if condition(sight):
+                return sight
+            for name, process in self.orchestrators.items():
+                if process.poll() not in (None, 0):
+                    raise Broken(f"untildone run of {name} ended with {process.returncode}; see {self.out}/{name}.log")
+            time.sleep(LOOK_EVERY)
+        raise Broken(
+            f"{what}: nothing happened for {PATIENCE:.0f} s; the run shows {run.look()}; see {self.out}/demo.log"
+        )
+
+    def finish(self, run: Watched, reference: Watched) -> None:
+        """Wait for both orchestrators to say that their run is done."""
+        both = list(self.orchestrators.values())
+        self.wait_for("the end", lambda _: all(p.poll() == 0 for p in both), run, reference)
+
+    def call(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        """Run a Python program of ours to its end. Raises Broken with its last line when it fails."""
+        command = [sys.executable, *arguments] if program == "python" else [*UNTILDONE, *arguments]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+        if done.returncode:
+            last = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-1:]
+            raise Broken(f"{' '.join(command[1:5])} …: exit code {done.returncode}: {' '.join(last)}")
+        return done
+
+    def stop_everything(self) -> None:
+        """Leave no process behind, however it ended."""
+        for name, process in self.orchestrators.items():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            cluster = LocalCluster(self.out / "local" / name)
+            for gang in cluster.observe(name).gangs:
+                cluster.delete(gang.name, gang.uid, 0)
+
+
+UNTILDONE = [sys.executable, "-m", "orchestrator"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder for everything that is written")
+    out = parser.parse_args().out.resolve()
+    began = time.monotonic()
+    demo = Demo(out)
+    try:
+        with demo.screen:
+            demo.screen.doing("tokenising the Python standard library's sources")
+            demo.prepare()
+            demo.screen.doing("starting both runs")
+            # The reference commits every step, so that each commit of the other can be compared with it.
+            reference = demo.begin("reference", checkpoint={**demo.document["spec"]["checkpoint"], "everySteps": 1})
+            run = demo.begin("demo")
+            demo.interrupt(run, reference)
+            demo.finish(run, reference)
+            demo.screen.doing("checking the records of both runs, drawing the report")
+    except Broken as error:
+        print(f"demo failed: {error}", file=sys.stderr)
+        return 1
+    finally:
+        demo.stop_everything()
+    return conclude(demo, run, reference, began)
+
+
+def conclude(demo: Demo, run: Watched, reference: Watched, began: float) -> int:
+    """verify, report, and a short verdict. The exit code is 1 when any proof fails."""
+    checked = subprocess.run(
+        [*UNTILDONE, "verify", str(run.folder), "--against", str(reference.folder)], cwd=ROOT, check=False
+    )
+    reported = subprocess.run(
+        [*UNTILDONE, "report", str(run.folder), "--reference", str(reference.folder), "-o", str(demo.out)],
+        cwd=ROOT,
+        check=False,
+    )
+    print(f"{time.monotonic() - began:.0f} s in all; open {demo.out / 'report.html'}")
+    return 1 if checked.returncode or reported.returncode else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
