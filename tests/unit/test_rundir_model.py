@@ -88,17 +88,20 @@ class Runs(RuleBasedStateMachine):
             return multiple()
         return claim, runs.prepare(claim, step)
 
-    @rule(faults=FAULTS, work=prepared)
-    def gang_commits(self, faults: list[Fault | None], work: tuple[Claim, CommitRecord]) -> None:
+    @rule(faults=FAULTS, work=prepared, tries=st.integers(1, 2))
+    def gang_commits(self, faults: list[Fault | None], work: tuple[Claim, CommitRecord], tries: int) -> None:
+        """A trainer that tries again after an error, whatever it was, is no danger either."""
         claim, record = work
         if record.parent != claim.commit_ref and record.ref != claim.commit_ref:
             return
         claim.documents = self.directory(faults)
-        try:
-            claim.commit(record)
-        except (StorageUnavailable, Fenced):
+        for _ in range(tries):
+            try:
+                claim.commit(record)
+            except (StorageUnavailable, Fenced):
+                continue
+            self.promised.add(record.ref)
             return
-        self.promised.add(record.ref)
 
     @rule(faults=FAULTS, claim=claims)
     def gang_sets_aside(self, faults: list[Fault | None], claim: Claim) -> None:
