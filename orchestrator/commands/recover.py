@@ -8,9 +8,7 @@ from orchestrator.commands.output import json_option, write_json
 
 @click.command("recover")
 @click.argument("rundir", metavar="RUNDIR")
-@click.option(
-    "--attempt", type=int, default=0, metavar="N", help="The highest attempt you know of, if HEAD was rolled back."
-)
+@click.option("--attempt", type=int, default=0, metavar="N", help="The highest attempt you know of.")
 @click.option("--yes", is_flag=True, help="Write it. You know that no trainer of this run is alive.")
 @json_option
 def recover_command(rundir: str, attempt: int, yes: bool, as_json: bool) -> int:
@@ -37,10 +35,8 @@ def recover_command(rundir: str, attempt: int, yes: bool, as_json: bool) -> int:
     named = f"attempt {head.attempt}, start {head.start}, commit: {commit}" if head else "no attempt yet"
     if as_json:
         body = head.model_dump(mode="json") if head else None
-        write_json(
-            "Recovery",
-            {"run_directory": directory.uri, "needed": bool(why), "written": bool(why) and yes, "head": body},
-        )
+        written = bool(why) and yes
+        write_json("Recovery", {"run_directory": directory.uri, "needed": bool(why), "written": written, "head": body})
     elif not why:
         click.echo(f"HEAD is fine, nothing was changed: {named}")
     elif yes:
