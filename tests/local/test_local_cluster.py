@@ -4,15 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.clusters import gang_state as state
-from orchestrator.clusters.base import ClusterUnavailable, SubmitConflict
+from orchestrator.clusters.base import ClusterUnavailable, GangRequest, SubmitConflict
 from orchestrator.clusters.local import SUPERVISOR, LocalCluster
 from orchestrator.clusters.processes import living_with_nonce, start_ticks
 from tests.support.gangs import Stage, spec, stage
@@ -118,6 +120,33 @@ def test_a_second_submission_collides(on: Stage) -> None:
     with pytest.raises(SubmitConflict, match="another submission"):
         on.cluster.submit(on.request(spec(1)))
     assert len(on.cluster.observe("demo").gangs) == 1
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_many_submissions_at_once(on: Stage, same: bool) -> None:
+    """One gang, whoever wins. All with one nonce are given it; of several nonces all but one are refused."""
+    attempt = spec(1)
+    requests = [on.request(attempt if same else spec(1)) for _ in range(8)]
+    clusters = [LocalCluster(on.cluster.root) for _ in requests]
+    together = threading.Barrier(len(requests))
+
+    def submit(cluster: LocalCluster, request: GangRequest) -> str:
+        together.wait()
+        try:
+            return cluster.submit(request).uid
+        except SubmitConflict:
+            return "refused"
+
+    with ThreadPoolExecutor(len(requests)) as pool:
+        answers = list(pool.map(submit, clusters, requests))
+    assert len(set(answers)) == (1 if same else 2)
+    assert answers.count("refused") == (0 if same else 7)
+    on.wait_up("demo-a1")
+    gang = on.gang("demo-a1")
+    assert gang is not None
+    assert gang.uid in answers
+    assert len(gang.admissions) == 1
+    assert not list((on.cluster.root / "gangs").glob(".new-*"))
 
 
 def test_deletion_needs_the_uid_and_leaves_the_record(on: Stage) -> None:
@@ -314,6 +343,21 @@ def test_eviction_kills_after_the_grace_of_the_request(on: Stage) -> None:
     on.cluster.set_capacity({"cpu": 0})
     gang = on.wait_phase("demo-a1", "Queued")
     assert {c.signal for c in gang.admissions[-1].containers} == {signal.SIGKILL}
+
+
+def test_quota_is_free_only_when_the_processes_are_gone(on: Stage) -> None:
+    on.cluster.set_capacity({"cpu": 8})
+    on.cluster.submit(on.request(spec(1, grace=1.0)))
+    on.tell("demo-a1", "on-term", "ignore")
+    on.wait_up("demo-a1")
+    on.cluster.submit(on.request(spec(1, run="other", devices=4), run="other"))
+    on.cluster.set_capacity({"cpu": 4})  # room for the younger one, once the older one has left
+    began = time.monotonic()
+    while not (younger := on.cluster.pids("other-a1")):
+        time.sleep(0.01)
+    assert time.monotonic() - began >= 1.0
+    assert younger
+    assert on.cluster.pids("demo-a1") == {}
 
 
 def test_two_gangs_never_hold_the_same_devices(on: Stage) -> None:
