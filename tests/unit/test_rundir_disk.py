@@ -213,8 +213,6 @@ def test_create_after_a_lost_folder_sync_is_made_durable(root: Path, monkeypatch
     synced: list[Path] = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(os.readlink(f"/proc/self/fd/{fd}"))), real(fd)))
-        os, "fsync", lambda handle: (synced.append(Path(os.readlink(f"/proc/self/fd/{handle}"))), real(handle))
-    )
     with pytest.raises(AlreadyExists):
         store.create("c/1", b"x")
     assert root / "c" in synced

@@ -79,8 +79,18 @@ class Runs(RuleBasedStateMachine):
         except (StorageUnavailable, Fenced, ClaimStopped):
             return multiple()
 
+    @rule(claim=claims, faults=FAULTS, keep=st.sampled_from([None, 1, 2]), commits=st.integers(1, 4))
+    def gang_trains_on(self, claim: Claim, faults: list[Fault | None], keep: int | None, commits: int) -> None:
+        """Some commits in a row, then perhaps a collection, as a healthy trainer does."""
+        for _ in range(commits):
+            work = self.gang_prepares(claim, 1)
+            if isinstance(work, tuple):
+                self.gang_commits(faults, work, 1)
+        if keep is not None:
+            self.gang_collects(claim, keep)
+
     @rule(target=prepared, claim=claims, stride=st.integers(1, 3))
-    def gang_trains(self, claim: Claim, stride: int) -> Any:
+    def gang_prepares(self, claim: Claim, stride: int) -> Any:
         """Checkpoint and step log are durable; the commit may come any time later, or never."""
         claim.documents = self.directory([])
         step = (claim.commit_ref.step if claim.commit_ref else 0) + stride
@@ -183,6 +193,6 @@ class Runs(RuleBasedStateMachine):
 
 
 Runs.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestRuns = Runs.TestCase
