@@ -27,7 +27,7 @@ from demo_watch import Fancy, Plain, Sight, Watched, display  # noqa: E402
 
 from orchestrator.clusters.local import LocalCluster  # noqa: E402
 
-PATIENCE = 90.0  # seconds until something that must happen counts as broken
+PATIENCE = 240.0  # seconds until something that must happen counts as broken
 LOOK_EVERY = 0.03  # seconds
 
 

@@ -9,10 +9,13 @@ from typing import Any, Protocol
 
 import click
 
+from orchestrator.api import TrainingRun
 from orchestrator.commands.output import colour_wanted, duration, rate
 from orchestrator.daemon import Look
-from orchestrator.decisions import Done, Freeze, GiveUp, Refused, StopForPlanChange, Wait, WriteSpec
-from orchestrator.planning import shown
+from orchestrator.decisions import Done, GiveUp, Refused
+from orchestrator.explain import explanation
+from orchestrator.lifecycle import live_progress
+from trainer.rundir.records import Ending
 
 
 @dataclass(frozen=True)
@@ -45,47 +48,32 @@ class Shown:
         return " ".join(figures) + (f"  {self.message}" if self.message else "")
 
 
-def describe(look: Look, before: str = "Starting") -> Shown:
-    """`look` for people. An act in progress keeps the status word that was shown before it."""
-    o, decision = look.observation, look.decision
-    start = o.current_start
-    progress = start.progress if start else None
-    spec = o.spec
-    target = spec.settings.target_step if spec else (progress.target_step or 0 if progress else 0)
-    step = max(progress.step or 0 if progress else 0, o.committed_step)
-    live = progress is not None and o.live_admission is not None
-    word, message = before, ""
-    if isinstance(decision, Wait):
-        word, message = decision.word, decision.message
-    elif isinstance(decision, Freeze):
-        word, message = "TruthUnknown", decision.message
-    elif isinstance(decision, Done):
-        word, message, step = "Completed", decision.message, o.committed_step
-    elif isinstance(decision, GiveUp):
-        word, message = "BudgetExhausted", decision.message
-    elif isinstance(decision, Refused):
-        word, message = "Refused", decision.message
-    elif isinstance(decision, (StopForPlanChange, WriteSpec)):
-        word, message = "Switching" if o.head else before, decision.why
+def describe(run: TrainingRun, look: Look) -> Shown:
+    """`look` for people, in the words of `explain`."""
+    e = explanation(run, look.observation, look.decision, look.now)
+    progress = live_progress(look.observation)
+    step = max(e.step or 0, e.committed_step)
     eta = None
-    if live and progress and progress.step_seconds and target:
-        eta = max(0, target - step) * progress.step_seconds
+    if progress is not None and progress.step_seconds:
+        eta = max(0, e.target_step - step) * progress.step_seconds
     return Shown(
-        status=word,
-        attempt=f"{o.attempt}.{start.start if start else 0}" if o.head else "-",
-        plan=shown(spec.plan).replace(" ", "") if spec else "-",
+        status=e.status,
+        attempt=f"{e.attempt}.{e.start}" if e.attempt else "-",
+        plan=(e.plan or "-").replace(" ", ""),
         step=step,
-        target=target,
-        committed=o.committed_step,
-        loss=progress.loss if progress else None,
-        tokens_per_second=progress.tokens_per_second if live and progress else None,
+        target=e.target_step,
+        committed=e.committed_step,
+        loss=e.loss,
+        tokens_per_second=progress.tokens_per_second if progress else None,
         eta=eta,
-        message=message,
-        endings=tuple(
-            f"start {e.attempt}.{e.start or '–'} ended: {e.cause}, step {e.last_committed_step} is committed"
-            for e in o.endings
-        ),
+        message="" if progress and e.status in ("Training", "Saving") else e.what,
+        endings=tuple(_ended(ending) for ending in look.observation.endings),
     )
+
+
+def _ended(ending: Ending) -> str:
+    name = f"start {ending.attempt}.{ending.start}" if ending.start is not None else f"attempt {ending.attempt}"
+    return f"{name} ended: {ending.cause}, step {ending.last_committed_step} is committed"
 
 
 class Watch(Protocol):
@@ -103,15 +91,16 @@ class Watch(Protocol):
 class PlainWatch(AbstractContextManager["PlainWatch"]):
     """One line when the status, the attempt, the start, the commit or the ledger changes; steps alone are no news."""
 
-    def __init__(self, write: Callable[[str], None]) -> None:
+    def __init__(self, run: TrainingRun, write: Callable[[str], None]) -> None:
         self.acted = False
+        self._run = run
         self._write = write
         self._last: Shown | None = None
         self._news: tuple[object, ...] = ()
 
     def show(self, look: Look) -> None:
         self.acted = self.acted or not isinstance(look.decision, (Done, GiveUp, Refused))
-        now = describe(look, self._last.status if self._last else "Starting")
+        now = describe(self._run, look)
         for ending in now.endings[len(self._last.endings) if self._last else len(now.endings) :]:
             self._write(f"{_clock()} {ending}")
         news = (now.status, now.attempt, now.plan, now.committed)
@@ -126,11 +115,12 @@ class PlainWatch(AbstractContextManager["PlainWatch"]):
 class TerminalWatch(AbstractContextManager["TerminalWatch"]):
     """A bar with the figures of the moment; endings and commits scroll by above it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, run: TrainingRun) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
         self.acted = False
+        self._run = run
         self._last: Shown | None = None
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
@@ -141,7 +131,7 @@ class TerminalWatch(AbstractContextManager["TerminalWatch"]):
             refresh_per_second=8,
             expand=True,
         )
-        self._task = self._progress.add_task(name, total=1, figures="")
+        self._task = self._progress.add_task(run.name, total=1, figures="")
 
     def __enter__(self) -> "TerminalWatch":
         self._progress.__enter__()
@@ -152,7 +142,7 @@ class TerminalWatch(AbstractContextManager["TerminalWatch"]):
 
     def show(self, look: Look) -> None:
         self.acted = self.acted or not isinstance(look.decision, (Done, GiveUp, Refused))
-        now = describe(look, self._last.status if self._last else "Starting")
+        now = describe(self._run, look)
         print_ = self._progress.console.print
         for ending in now.endings[len(self._last.endings) if self._last else len(now.endings) :]:
             print_(f"{_clock()} {ending}", style="yellow", highlight=False)
@@ -171,13 +161,13 @@ class TerminalWatch(AbstractContextManager["TerminalWatch"]):
         self._last = now
 
 
-def plain_watch(quiet: bool = False) -> Watch:
+def plain_watch(run: TrainingRun, quiet: bool = False) -> Watch:
     """For pipes; `quiet` shows nothing (--json)."""
-    return PlainWatch((lambda _: None) if quiet else click.echo)
+    return PlainWatch(run, (lambda _: None) if quiet else click.echo)
 
 
-def terminal_watch(name: str) -> Watch:
-    return TerminalWatch(name)
+def terminal_watch(run: TrainingRun) -> Watch:
+    return TerminalWatch(run)
 
 
 def _clock() -> str:

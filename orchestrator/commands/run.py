@@ -42,7 +42,7 @@ def run_command(file: Path, local: Path | None, timeout: float | None, take_over
     run = load_run(file)
     folder = local or default_local()
     watched = on_terminal() and not as_json
-    watch: Watch = terminal_watch(run.name) if watched else plain_watch(quiet=as_json)
+    watch: Watch = terminal_watch(run) if watched else plain_watch(run, quiet=as_json)
     stop = threading.Event()
     expired = threading.Event()
 

@@ -1,0 +1,31 @@
+"""`untildone explain`: what a run does, why, and what comes next."""
+
+from pathlib import Path
+
+import click
+
+from orchestrator.cli import Exit
+from orchestrator.commands.output import json_option, local_option, painted, write_json
+
+
+@click.command("explain")
+@click.argument("run")
+@local_option
+@json_option
+def explain_command(run: str, local: Path | None, as_json: bool) -> int:
+    """Say what RUN (a name, or a run directory) does or waits for, since when, on what evidence, and what is next.
+
+    It looks once and decides as an orchestrator would, but carries nothing out. Exits 5 when the truth is not known.
+    """
+    from orchestrator.explain import render
+    from orchestrator.looking import glance
+    from orchestrator.registry import default_local, find_run
+
+    state = local or default_local()
+    found = glance(find_run(state, run), state).explanation
+    if as_json:
+        write_json("RunExplanation", found.model_dump(mode="json"))
+    else:
+        text = render(found)
+        click.echo(text.replace(found.status, painted(found.status), 1))
+    return Exit.UNKNOWN if found.status == "TruthUnknown" else Exit.DONE
