@@ -52,6 +52,7 @@ class Loop:
     _pending: tuple[int, Any] | None = None
     _looked_at: float = field(default_factory=time.monotonic)
     _step_seconds: float = 0.0
+    _told_at: float = 0.0
     _begun: int = -1
 
     def run(self) -> End:
@@ -115,6 +116,9 @@ class Loop:
         if self.steplog is not None:
             self.steplog.add(line)
         self.watchdog.beat(f"step {step + 1}", training=True)
+        if self.gang.processes > 1 and now - self._told_at >= self.settings.progress_seconds:
+            self._told_at = now
+            self.gang.tell("seconds", str(line.seconds))
         self._tell(line)
 
     def _tell(self, line: StepLine) -> None:

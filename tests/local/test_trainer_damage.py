@@ -1,4 +1,4 @@
-"""A damaged checkpoint is never trained on: it is set aside with its reason, and the steps are done again, bit for bit."""
+"""A damaged checkpoint is never trained on: it is set aside, and its steps are done again, bit for bit."""
 
 import json
 import random
@@ -51,7 +51,7 @@ def flip(path: Path, seed: int) -> None:
     path.write_bytes(bytes(data))
 
 
-# Every kind of file that a checkpoint of one process consists of. Another Orbax may have others: the first test says so.
+# Every kind of file that a checkpoint of one process consists of. Should Orbax write others, the first test says so.
 KINDS = (
     "_CHECKPOINT_METADATA",
     "_METADATA",
@@ -105,7 +105,8 @@ def test_wrong_values_in_intact_files_are_found_by_the_digest(original: Run, exp
     """The record is made to agree with another step's checkpoint: sizes and checksums fit, the numbers do not."""
     run = copy_of(original, tmp_path / "run")
     record = run.committed()
-    assert record is not None and record.parent is not None
+    assert record is not None
+    assert record.parent is not None
     parent = run.rundir().read_commit(record.parent)
     shutil.rmtree(run.folder / record.checkpoint)
     shutil.copytree(run.folder / parent.checkpoint, run.folder / record.checkpoint)

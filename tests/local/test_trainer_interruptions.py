@@ -1,4 +1,4 @@
-"""A run that is interrupted ends bit for bit as one that never was. Real processes, real signals, on one device type."""
+"""A run that is interrupted ends bit for bit as one that never was. Real processes, real signals."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.gang import Run, until
 
-TARGET = 60
+TARGET = 28
 
 
 def newest_save(run: Run) -> list[Path]:
@@ -17,7 +17,7 @@ def newest_save(run: Run) -> list[Path]:
     return list((run.folder / "checkpoints").glob("*/*orbax-checkpoint-tmp*"))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_interrupted_equals_uninterrupted(new_run: Callable[..., Run], tmp_path: Path) -> None:
     """SIGTERM, SIGKILL of one process, SIGKILL of all during a save: two processes, four starts, one result."""
     # The reference compiles everything itself; the interrupted run starts from what the reference left in the cache.
@@ -103,10 +103,10 @@ def test_no_save_is_begun_that_cannot_end_within_the_grace(new_run: Callable[...
     assert gang.wait() == [75], gang.logs()
     assert run.committed_step() % 7 == 0
     reason = run.exit()["reason"]
-    assert "no save begun" in reason or "is committed" in reason and run.committed_step() == run.exit()["step"]
+    assert "no save begun" in reason or ("is committed" in reason and run.committed_step() == run.exit()["step"])
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_an_old_start_that_wakes_up_is_fenced(new_run: Callable[..., Run]) -> None:
     """A stopped process is no dead process: what it commits after its successor's claim must change nothing."""
     run = new_run()
@@ -128,7 +128,7 @@ def test_an_old_start_that_wakes_up_is_fenced(new_run: Callable[..., Run]) -> No
     assert run.exit(1, 1)["code"] == 76
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_mixed_gang_trains_nothing(new_run: Callable[..., Run]) -> None:
     run = new_run()
     spec = run.submit("cpu-8", 4)
@@ -138,7 +138,7 @@ def test_a_mixed_gang_trains_nothing(new_run: Callable[..., Run]) -> None:
     assert "nonce" in gang.members[0].text()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_watchdog_ends_a_hang_with_stacks(new_run: Callable[..., Run]) -> None:
     """One of two processes is stopped; the other sits in a collective, says where, and ends."""
     run = new_run()

@@ -98,7 +98,8 @@ def test_weights_alone_can_be_taken_from_a_folder(parent: Run, new_run: Callable
     folder = str(parent.folder / "checkpoints/1.1/8")
     child.train("cpu-4", 4, init_from={"checkpoint": folder, "optimizer_state": False})
     init = child.rundir().read_init()
-    assert init is not None and init.digest is not None
+    assert init is not None
+    assert init.digest is not None
     theirs = digests(parent)[8]
     assert {k: v for k, v in init.digest.items() if k.startswith("params/")} == {
         k: v for k, v in theirs.items() if k.startswith("params/")

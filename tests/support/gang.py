@@ -99,7 +99,7 @@ class Gang:
 
     members: list[Member]
 
-    def wait(self, seconds: float = 60) -> list[int]:
+    def wait(self, seconds: float = 150) -> list[int]:
         """Exit codes by rank; on a timeout everything is killed and the test fails with the logs."""
         end = time.monotonic() + seconds
         try:
@@ -242,7 +242,12 @@ class Run:
     def lines(self) -> list[StepLine]:
         """The step log along the committed lineage, oldest first."""
         rundir = self.rundir()
-        return [line for record in reversed(self.lineage()) for file in record.step_log for line in rundir.read_step_log(file)]
+        return [
+            line
+            for record in reversed(self.lineage())
+            for file in record.step_log
+            for line in rundir.read_step_log(file)
+        ]
 
     def numbers(self) -> list[dict[str, Any]]:
         """The step log without times."""
@@ -264,7 +269,7 @@ class Run:
             gang.kill()
 
 
-def until(condition: Callable[[], Any], gang: Gang | None = None, seconds: float = 40, every: float = 0.02) -> None:
+def until(condition: Callable[[], Any], gang: Gang | None = None, seconds: float = 120, every: float = 0.02) -> None:
     """Wait until `condition()`; fails with the gang's logs when the gang ends first or time runs out."""
     end = time.monotonic() + seconds
     while not condition():
