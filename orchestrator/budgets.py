@@ -54,7 +54,7 @@ def account(endings: Iterable[Ending], committed_step: int) -> Account:
     """
     endings = tuple(endings)
     since = _since_progress(endings, committed_step)
-    charged = Counter(ending.cause for ending in since if ending.charged)
+    charged: Counter[Category] = Counter(ending.cause for ending in since if ending.charged)
     return Account(
         charged=dict(charged),
         without_commit=sum(_counts(ending) for ending in since),
@@ -66,7 +66,8 @@ def account(endings: Iterable[Ending], committed_step: int) -> Account:
 def spent(endings: Iterable[Ending], committed_step: int, budgets: Budgets) -> Spent | None:
     """The first budget that is spent, or None. Causes first: they say more than "no new commit"."""
     since = _since_progress(endings, committed_step)
-    for cause in dict.fromkeys(ending.cause for ending in since):
+    causes: list[Category] = [ending.cause for ending in since]
+    for cause in dict.fromkeys(causes):
         limit = budgets.of(cause)
         counted = tuple(ending for ending in since if ending.cause == cause and ending.charged)
         if limit is not None and len(counted) > limit:

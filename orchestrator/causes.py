@@ -158,8 +158,8 @@ def _match(signal: Evidence, table: tuple[tuple[str, Category], ...]) -> Categor
 
 def _by_signal(signals: tuple[Evidence, ...], table: tuple[tuple[str, Category], ...]) -> Verdict:
     """The strongest signal of one level decides; all of them are kept."""
-    found = [category for signal in signals if (category := _match(signal, table)) is not None]
-    order = [category for _, category in table]
+    found: list[Category] = [category for signal in signals if (category := _match(signal, table)) is not None]
+    order: list[Category] = [category for _, category in table]
     cause = min(found, key=order.index)
     return Verdict(cause, signals, charged=cause not in FREE)
 

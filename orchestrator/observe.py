@@ -1,14 +1,11 @@
 """Everything that is known about one run at one moment, read from the cluster and the run directory.
 
 `Observation` is all that `decide()` sees. A source that did not answer is named in `unknown`, and what came from it is
-empty: nothing is guessed. `Memory` is what one orchestrator process remembers between observations: since when, on its
-own monotonic clock, and in how many observations in a row a fact has held. It holds no truth; losing it costs
-time, never safety.
+empty: nothing is guessed. How long a fact has held is not read but remembered, on our own clock (memory.py).
 """
 
 import secrets
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import metadata
@@ -16,6 +13,8 @@ from typing import Protocol
 
 from orchestrator.api import TrainingRun
 from orchestrator.clusters.base import Admission, Cluster, ClusterUnavailable, ClusterView, Gang
+from orchestrator.memory import Mark as Mark
+from orchestrator.memory import Memory as Memory
 from orchestrator.planning import Rung, ladder
 from trainer.errors import ConfigurationError, StorageUnavailable, TruthUnknown
 from trainer.recipe import Recipe
@@ -33,14 +32,6 @@ from trainer.rundir.records import (
 from trainer.rundir.rundir import differences
 
 CLUSTER, RUN_DIRECTORY = "cluster", "run directory"
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A fact that held in each of the last `count` observations, for `seconds` of our own monotonic clock."""
-
-    count: int
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -179,35 +170,6 @@ class Observation:
             and self.submitted is not None
             and gang.uid != self.submitted.gang_uid
         )
-
-
-class Memory:
-    """Since when facts hold, on this process's monotonic clock, and the highest attempt it saw."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.highest_attempt = 0
-        self._clock = clock
-        self._held: dict[str, tuple[float, int]] = {}  # fact -> (since, observations)
-
-    def note(self, facts: Iterable[str], unknown: Iterable[str] = ()) -> dict[str, Mark]:
-        """The marks after an observation in which exactly `facts` held.
-
-        When sources were `unknown`, facts that name a value ("same beats as before") cannot have been refuted and are
-        kept as they are; facts that have to be seen without a break (`UNBROKEN`) are dropped.
-        """
-        now, held = self._clock(), set(facts)
-        blind = bool(set(unknown))
-        kept = {
-            fact: (since, count + (fact in held))
-            for fact, (since, count) in self._held.items()
-            if fact in held or (blind and not fact.startswith(UNBROKEN))
-        }
-        self._held = dict.fromkeys(held, (now, 1)) | kept
-        return {fact: Mark(count, now - since) for fact, (since, count) in self._held.items()}
-
-
-# Facts that must be seen in every observation in between to count.
-UNBROKEN = ("fits/", "stale/", "gone/")
 
 
 def marks_of(o: Observation) -> set[str]:

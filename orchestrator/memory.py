@@ -1,0 +1,46 @@
+"""What one orchestrator process remembers between observations: since when, and how often in a row, a fact has held.
+
+On its own monotonic clock, because the clocks of clusters and trainers are not to be compared with it. It holds no
+truth; losing it costs time, never safety.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A fact that held in each of the last `count` observations, for `seconds` of our own monotonic clock."""
+
+    count: int
+    seconds: float
+
+
+class Memory:
+    """Since when facts hold, on this process's monotonic clock, and the highest attempt it saw."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.highest_attempt = 0
+        self._clock = clock
+        self._held: dict[str, tuple[float, int]] = {}  # fact -> (since, observations)
+
+    def note(self, facts: Iterable[str], unknown: Iterable[str] = ()) -> dict[str, Mark]:
+        """The marks after an observation in which exactly `facts` held.
+
+        When sources were `unknown`, facts that name a value ("same beats as before") cannot have been refuted and are
+        kept as they are; facts that have to be seen without a break (`UNBROKEN`) are dropped.
+        """
+        now, held = self._clock(), set(facts)
+        blind = bool(set(unknown))
+        kept = {
+            fact: (since, count + (fact in held))
+            for fact, (since, count) in self._held.items()
+            if fact in held or (blind and not fact.startswith(UNBROKEN))
+        }
+        self._held = dict.fromkeys(held, (now, 1)) | kept
+        return {fact: Mark(count, now - since) for fact, (since, count) in self._held.items()}
+
+
+# Facts that must be seen in every observation in between to count.
+UNBROKEN = ("fits/", "stale/", "gone/")
