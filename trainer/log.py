@@ -25,7 +25,7 @@ class JsonLog:
     def _write(self, level: str, event: str, fields: dict[str, Any]) -> None:
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06d}Z"
-        body = {"event": event, "level": level, "timestamp": stamp, **fields}
+        body = {**fields, "event": event, "level": level, "timestamp": stamp}
         # One write, so that the lines of several threads do not mix.
         sys.stderr.write(json.dumps(body, default=str, ensure_ascii=False) + "\n")
         sys.stderr.flush()
