@@ -123,6 +123,9 @@ class FaultyStore:
     def stat_tree(self, prefix: str) -> builtins.list[Stat]:
         return self._call("stat_tree", prefix, lambda: self.inner.stat_tree(prefix))
 
+    def sync_tree(self, prefix: str) -> None:
+        self._call("sync_tree", prefix, lambda: self.inner.sync_tree(prefix))
+
     def delete_tree(self, prefix: str) -> None:
         self._call("delete_tree", prefix, lambda: self.inner.delete_tree(prefix))
 

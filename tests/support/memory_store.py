@@ -71,6 +71,9 @@ class MemoryStore:
         contents = [(key, self._objects[key][0]) for key in self.list(prefix)]
         return [Stat(key, len(data), google_crc32c.value(data)) for key, data in contents]
 
+    def sync_tree(self, prefix: str) -> None:
+        """Nothing here is durable."""
+
     def delete_tree(self, prefix: str) -> None:
         if not prefix.strip("/"):
             raise ValueError("delete_tree: an empty prefix would delete the run")

@@ -216,3 +216,31 @@ def test_create_after_a_lost_folder_sync_is_made_durable(root: Path, monkeypatch
     with pytest.raises(AlreadyExists):
         store.create("c/1", b"x")
     assert root / "c" in synced
+
+
+def test_a_checkpoint_is_durable_before_its_record(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file and folder down to the checkpoint's last is synced before the commit record has a name."""
+    directory = runs.begun(DiskStore(root))
+    claim = runs.claim(directory)
+    record = runs.prepare(claim, 2)
+    (root / record.checkpoint / "d").mkdir()
+    (root / record.checkpoint / "d" / "0").write_bytes(b"written by another library")
+    events: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def noting_fsync(handle: int) -> None:
+        events.append(os.path.relpath(os.readlink(f"/proc/self/fd/{handle}"), root))
+        fsync(handle)
+
+    def noting_link(source: Path, target: Path) -> None:
+        events.append(f"link {os.path.relpath(target, root)}")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "link", noting_link)
+    claim.commit(record)
+    before = events[: events.index("link commits/1.1/2.json")]
+    checkpoint = "checkpoints/1.1/2"
+    for path in (f"{checkpoint}/state", f"{checkpoint}/d/0", f"{checkpoint}/d", checkpoint, "checkpoints/1.1", "."):
+        assert path in before
+    assert before.index(f"{checkpoint}/d/0") < before.index(f"{checkpoint}/d") < before.index(checkpoint)

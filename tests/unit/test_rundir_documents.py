@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import runs
 from tests.support.faulty_store import Fault, FaultyStore, at_write, dice
+from tests.support.memory_store import MemoryStore
 from trainer import recipe as recipes
 from trainer.errors import ConfigurationError, Damaged, TrainerError
 from trainer.recipe import Recipe
@@ -101,11 +102,10 @@ def bits(value: float) -> bytes:
     return b"nan" if math.isnan(value) else struct.pack("<d", value)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(FLOATS, FLOATS, FLOATS), min_size=1, max_size=5), st.integers(1, 10**12))
-def test_floats_come_back_bit_for_bit(
-    tmp_path_factory: pytest.TempPathFactory, values: list[tuple[float, float, float]], first: int
-) -> None:
-    directory = RunDirectory(DiskStore(tmp_path_factory.mktemp("run")))
+def test_floats_come_back_bit_for_bit(values: list[tuple[float, float, float]], first: int) -> None:
+    directory = RunDirectory(MemoryStore())
     written = [
         StepLine(step=first + i, loss=a, grad_norm=b, lr=c, skipped=True, ids="i", data="d", seconds=0.5)
         for i, (a, b, c) in enumerate(values)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import runs
@@ -62,6 +62,7 @@ def there(store: DiskStore) -> list[str]:
     ]
 
 
+@settings(deadline=None)
 @given(
     steps=st.lists(st.integers(1, 40), min_size=1, max_size=12, unique=True),
     keep=st.builds(
@@ -213,4 +214,4 @@ def test_a_commit_needs_no_listing(directory: RunDirectory, disk: DiskStore) -> 
     store.calls.clear()
     claim.append_step_log(runs.lines(6, 7))
     claim.commit(record)
-    assert [call.method for call in store.calls] == ["create", "create", "swap"]
+    assert [call.method for call in store.calls] == ["create", "sync_tree", "create", "swap"]

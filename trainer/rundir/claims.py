@@ -6,6 +6,7 @@ meets another attempt or start; until then it may waste work, but it cannot chan
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from trainer.errors import Fenced, TrainerError
@@ -63,7 +64,7 @@ class Claim:
         return steplog.append(self.documents, self.attempt, self.start, lines)
 
     def commit(self, record: CommitRecord) -> None:
-        """Make `record` current: create its document, then swap HEAD. Step log and checkpoint must be durable already.
+        """Make `record` current: create its document, then swap HEAD. Step log and checkpoint must be written.
 
         Safe to repeat with the same record after StorageUnavailable. Raises Fenced when HEAD names another attempt or
         start, or its commit was changed by another; ValueError when the record does not follow the current commit.
@@ -72,6 +73,7 @@ class Claim:
             self._check_same(record)
             return
         self._check(record)
+        self.documents.patient(partial(self.documents.store.sync_tree, record.checkpoint))
         if not self.documents.create(record.ref.key, record):
             self._check_same(record)
         self._move(record.ref)

@@ -20,7 +20,7 @@ from typing import IO
 import google_crc32c
 
 from trainer.errors import StorageUnavailable, TrainerError
-from trainer.rundir.files import ABSENT, exists, file_system, fsync_folder, identity, remove
+from trainer.rundir.files import ABSENT, exists, file_system, identity, remove, sync
 from trainer.rundir.store import AlreadyExists, Blob, Conflict, NotFound, Stat, StorageFull, StoreRefused
 
 TEMPORARY = ".tmp"  # at the root, so that link and rename stay inside one file system
@@ -168,6 +168,17 @@ class DiskStore:
                 size += len(chunk)
         return Stat(path.relative_to(self.root).as_posix(), size, int.from_bytes(checksum.digest(), "big"))
 
+    def sync_tree(self, prefix: str) -> None:
+        with self._errors(prefix):
+            self._check_root()
+            folders = {self._path(prefix)}
+            for path in self._files(prefix):
+                sync(path)
+                folders.update(parent for parent in path.parents if parent.is_relative_to(self.root))
+            for folder in sorted(folders, reverse=True):  # a folder's content before its own entry
+                if exists(folder):
+                    sync(folder)
+
     def delete_tree(self, prefix: str) -> None:
         if not prefix.strip("/"):
             raise ValueError("delete_tree: an empty prefix would delete the run")
@@ -200,7 +211,7 @@ class DiskStore:
                 self._write(io.BytesIO(b"probe"), durable=True, path=source)
                 try:
                     os.link(source, link)
-                    fsync_folder(temporary)
+                    sync(temporary)
                 except OSError as error:
                     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
                         raise
@@ -232,7 +243,7 @@ class DiskStore:
         """Make `target` exist with `data`, durably. Raises AlreadyExists, and then its entry is durable too."""
         self._ready()
         if exists(target):
-            fsync_folder(target.parent)  # its writer may have stopped before it did so
+            sync(target.parent)  # its writer may have stopped before it did so
             raise AlreadyExists(self._key(target))
         temporary = self._write(data, durable=True)
         try:
@@ -245,9 +256,9 @@ class DiskStore:
                     self._make_folder(target.parent)
                     os.link(temporary, target)
             except FileExistsError:
-                fsync_folder(target.parent)
+                sync(target.parent)
                 raise AlreadyExists(self._key(target)) from None
-            fsync_folder(target.parent)
+            sync(target.parent)
         finally:
             remove(temporary)
 
@@ -274,7 +285,7 @@ class DiskStore:
             parent, path = path, path / part
             path.mkdir(exist_ok=True)
             if path not in self._durable:
-                fsync_folder(parent)
+                sync(parent)
                 self._durable.add(path)
 
     def _sweep(self, temporary: Path) -> None:

@@ -22,9 +22,9 @@ def exists(path: Path) -> bool:
     return True
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make the entries of `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make the content of a file, or the entries of a folder, durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

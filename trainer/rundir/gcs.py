@@ -137,6 +137,9 @@ class GcsStore:
             ]
             return sorted(found, key=lambda stat: stat.key)
 
+    def sync_tree(self, prefix: str) -> None:
+        """Objects are durable once written."""
+
     def delete_tree(self, prefix: str) -> None:
         if not prefix.strip("/"):
             raise ValueError("delete_tree: an empty prefix would delete the run")

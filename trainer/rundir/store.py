@@ -96,6 +96,9 @@ class Store(Protocol):
     def stat_tree(self, prefix: str) -> builtins.list[Stat]:
         """Every object below `prefix` with size and crc32c, sorted by key. On disk this reads the bytes."""
 
+    def sync_tree(self, prefix: str) -> None:
+        """Make durable what others (a checkpoint library) wrote below `prefix`. In a bucket it is already."""
+
     def delete_tree(self, prefix: str) -> None:
         """Remove every object below `prefix`. Missing is fine."""
 
