@@ -49,10 +49,11 @@ class Committer:
         committed: CommitRef | None,
         save_seconds: float,
         on_commit: Callable[[CommitRef], None],
+        beat: Callable[[str], None],
     ) -> None:
         self._rundir, self._claim, self._checkpoints, self._departure = rundir, claim, checkpoints, departure
         self._steplog, self._fingerprint, self._versions, self._keep = steplog, fingerprint, versions, keep
-        self._on_commit = on_commit
+        self._on_commit, self._beat = on_commit, beat
         self.committed = committed  # on other ranks than 0: saved by all processes, not necessarily committed
         self.save_seconds = save_seconds
         self._thread: threading.Thread | None = None
@@ -80,10 +81,12 @@ class Committer:
             if self._steplog is not None:
                 self._steplog.flush(save.ref.step)
             self._checkpoints.wait(save.path)
+            self._beat(f"the commit of step {save.ref.step}")
             if self._claim is not None:
                 self._commit(self._claim, save)
             self.save_seconds = time.monotonic() - save.began
             self.committed = save.ref
+            self._beat("the next step")
             self._on_commit(save.ref)
         except BaseException as error:
             self._departure.fail(error)

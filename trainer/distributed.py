@@ -188,6 +188,7 @@ class Termination:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         signal.signal(signal.SIGTERM, self._mark)
+        signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))  # Ctrl-C asks for the same end
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="sigterm", daemon=True).start()
 

@@ -13,7 +13,7 @@ from trainer import beginning
 from trainer.checkpoint import Checkpoints, DamagedCheckpoint, compare_digest, compare_files
 from trainer.departure import is_peer_loss
 from trainer.distributed import Gang
-from trainer.errors import StorageUnavailable, TrainerError
+from trainer.errors import ConfigurationError, StorageUnavailable, TrainerError
 from trainer.log import log
 from trainer.recipe import Recipe
 from trainer.rundir.claims import Claim
@@ -50,6 +50,11 @@ class Restorer:
         """The newest undamaged state at or above `record` in its lineage."""
         tries = 0
         while record is not None:
+            if record.fingerprint != self.recipe.fingerprint():
+                raise ConfigurationError(
+                    f"{record.ref} was trained with recipe {record.fingerprint[:12]}, this run's recipe.json is "
+                    f"{self.recipe.fingerprint()[:12]}: one of the two was changed; put the original back"
+                )
             reason, state = self._try(record, f"restore/{tries}")
             if not reason:
                 return Restored(state, record.ref.step, record)

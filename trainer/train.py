@@ -13,7 +13,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 import trainer
-from trainer.departure import Departure, End
+from trainer.departure import PEER_LOST, Departure, End
 from trainer.distributed import Gang, Identity, Termination, compare, join
 from trainer.environment import GangEnvironment, prepare_jax
 from trainer.errors import ConfigurationError, ExitCode
@@ -59,7 +59,7 @@ class Process:
             ("gang", lambda end: self.gang and self.gang.stop(end.code, end.reason)),
             ("step log", self._flush_log),
             ("progress", lambda end: self.monitor and self.rank == 0 and self.monitor.write_now()),
-            ("peers", lambda end: self.gang and self.gang.leave()),
+            ("peers", lambda end: self.gang and end.code != PEER_LOST and self.gang.leave()),
         ):
             departure.before_leaving(name, hook)
 

@@ -79,6 +79,7 @@ class Training:
             committed=commit,
             save_seconds=restored.commit.save_seconds if restored.commit else 0.0,
             on_commit=self._committed,
+            beat=self.watchdog.beat,
         )
         if commit is not None:
             self._catch_up(commit, restored.state)
