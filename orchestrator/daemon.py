@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import structlog
@@ -21,17 +22,17 @@ from orchestrator.clusters.base import Cluster, ClusterUnavailable, SubmitConfli
 from orchestrator.decisions import Decision, Done, Freeze, GiveUp, Refused, Wait, WriteSpec
 from orchestrator.lifecycle import decide
 from orchestrator.observe import Memory, Observation, read_observation
+from orchestrator.planning import ladder
 from trainer import recipe as recipes
 from trainer.errors import ConfigurationError, Fenced, StorageUnavailable
 from trainer.freezing import freeze
 from trainer.recipe import Recipe
-from trainer.rundir.rundir import RunDirectory, differences
+from trainer.rundir.rundir import RunDirectory
 
 POLL_SECONDS = 0.25
 SLOWEST_POLL_SECONDS = 2.0
 # A single call is repeated this long; a longer outage is shown as such, and the look after it starts afresh.
 STORE_PATIENCE_SECONDS = 3.0
-SHOWN_DIFFERENCES = 8
 
 
 @dataclass(frozen=True)
@@ -152,25 +153,14 @@ class Caretaker:
         return self.act(self.look())
 
 
-def prepare(run: TrainingRun, rundir: RunDirectory | None) -> Recipe:
-    """The run's recipe, frozen, after comparing it with the one the run began with. Changes nothing.
+def prepare(run: TrainingRun) -> Recipe:
+    """The run's recipe, frozen, and every rung of its ladder tried. Changes nothing.
 
-    Raises ConfigurationError for a bad recipe or data, and naming the fields that differ; StorageUnavailable.
+    Raises ConfigurationError for a bad recipe, bad data or a batch that no plan makes exact; StorageUnavailable.
     """
-    recipe = recipes.load(run.spec.recipe.name, run.spec.recipe.overrides)
-    stored = rundir.read_recipe() if rundir is not None else None
-    frozen = freeze(recipe, run.spec.data.root)
-    if stored is not None and stored.fingerprint != frozen.fingerprint():
-        found = differences(
-            stored.recipe.model_dump(mode="json", exclude={"name"}), frozen.model_dump(mode="json", exclude={"name"})
-        )
-        more = f"; and {len(found) - SHOWN_DIFFERENCES} more" if len(found) > SHOWN_DIFFERENCES else ""
-        raise ConfigurationError(
-            f"recipe {recipe.name!r} differs from the one run {run.name!r} began with ({run.spec.run_directory}): "
-            f"{'; '.join(found[:SHOWN_DIFFERENCES])}{more}. Restore these values to continue the run, "
-            "or give runDirectory another folder to begin a new one"
-        )
-    return frozen
+    recipe = freeze(recipes.load(run.spec.recipe.name, run.spec.recipe.overrides), run.spec.data.root)
+    ladder(run, recipe)
+    return recipe
 
 
 def resume_until_done(
@@ -224,14 +214,16 @@ def resume_until_done(
 
 
 def _open(run: TrainingRun) -> tuple[Recipe, RunDirectory]:
-    """The recipe and the run directory. The folder is made only after recipe and data have been found good."""
-    uri, patience = run.spec.run_directory, STORE_PATIENCE_SECONDS
-    try:
-        rundir = RunDirectory.open(uri, patience_seconds=patience)
-    except ConfigurationError:
-        recipe = prepare(run, None)
-        return recipe, RunDirectory.open(uri, create=True, patience_seconds=patience)
-    return prepare(run, rundir), rundir
+    """The recipe and the run directory. The folder is made only after everything else has been found good."""
+    recipe = prepare(run)
+    uri = run.spec.run_directory
+    if "://" not in uri and not Path(uri).absolute().parent.is_dir():
+        # Not made: where a disk is not mounted, an empty folder in its place would look like a new run.
+        raise ConfigurationError(
+            f"spec.runDirectory {uri}: the folder it should be in does not exist ({Path(uri).absolute().parent}); "
+            "create that folder, or check the path and that its disk is mounted"
+        )
+    return recipe, RunDirectory.open(uri, create=True, patience_seconds=STORE_PATIENCE_SECONDS)
 
 
 def _until_answered[T](

@@ -42,6 +42,10 @@ class Outcome(Enum):
     REQUEUE = "Requeue"
 
 
+class GangGoneError(Exception):
+    """The gang's folder was removed from under us: nobody can see, steer or end this gang any more."""
+
+
 class Supervisor:
     """Owns status.json of one gang for as long as it lives."""
 
@@ -122,6 +126,8 @@ class Supervisor:
         return kill_all_with_nonce(self.request.nonce, tell)
 
     def _deletion(self) -> state.Deletion | None:
+        if not self.folder.is_dir():
+            raise GangGoneError(self.folder)
         return state.read_deletion(self.folder)
 
     def _write(self, message: str) -> None:
@@ -131,6 +137,8 @@ class Supervisor:
             state.write_json(self.folder / "status.json", self.status)
             self._unwritten = False
         except OSError:
+            if not self.folder.is_dir():
+                raise GangGoneError(self.folder) from None
             self._unwritten = True
 
     # -- quota ------------------------------------------------------------------------------------------------------
@@ -334,7 +342,10 @@ def main(arguments: list[str]) -> int:
     for ignored in (signal.SIGINT, signal.SIGHUP):  # a handler, not SIG_IGN: trainers would inherit that
         signal.signal(ignored, lambda *_: None)
     state.write_json(folder / "supervisor.json", {"pid": os.getpid(), "ticks": start_ticks(os.getpid())})
-    supervisor.run()
+    try:
+        supervisor.run()
+    except GangGoneError:
+        kill_all_with_nonce(supervisor.request.nonce)
     return 0
 
 

@@ -238,6 +238,26 @@ def test_bad_input_touches_nothing(setting: Setting) -> None:
     assert setting.cluster.observe("demo").gangs == ()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"runDirectory": "/no/such/disk/run"}, r"spec\.runDirectory .*does not exist"),
+        ({"runDirectory": "/proc/run"}, "run directory /proc/run"),
+        ({"ladder": [{"deviceType": "cpu-7"}]}, r"spec\.ladder\[0\]\.deviceType"),
+        ({"recipe": {"name": "tinny"}}, "recipe 'tinny' not found"),
+        ({"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}, "secretKeyRef"),
+    ],
+)
+def test_one_clear_error_and_nothing_is_made(setting: Setting, changes: dict[str, object], message: str) -> None:
+    document = yaml.safe_load(setting.yaml.read_text())
+    document["spec"].update(changes)
+    setting.yaml.write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigurationError, match=message):
+        resume_until_done(load_run(setting.yaml), setting.cluster)
+    assert not setting.rundir_path.exists()
+    assert setting.cluster.observe("demo").gangs == ()
+
+
 @pytest.mark.parametrize("setting", [2], indirect=True)
 def test_another_recipe_is_refused_and_named(setting: Setting) -> None:
     setting.daemon().communicate(timeout=90)

@@ -1,6 +1,7 @@
 """The local cluster with real supervisors and real processes that train nothing."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -390,6 +391,21 @@ def test_supervisor_told_to_shut_down_leaves_in_order(on: Stage) -> None:
     assert first.node_signals[0].field == "shutdown"
     assert {pod.exit_code for pod in first.pods} == {75}
     on.wait(lambda: on.gang("demo-a1") and len(on.cluster.pids("demo-a1")) == 2, what="up again after an observation")
+
+
+def test_a_removed_folder_ends_everything(on: Stage) -> None:
+    """Somebody removes the state folder by hand: no training may go on that nobody can see or end."""
+    attempt = spec(1)
+    on.cluster.submit(on.request(attempt))
+    on.wait_up("demo-a1")
+    supervisor = on.cluster.supervisor("demo-a1")
+    assert supervisor is not None
+    shutil.rmtree(on.cluster.root)
+    end = time.monotonic() + 10
+    while living_with_nonce(attempt.nonce) or start_ticks(supervisor) is not None:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    on.cluster = LocalCluster(on.cluster.root)
 
 
 def test_damage_is_not_knowledge(on: Stage) -> None:
