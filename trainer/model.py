@@ -27,7 +27,7 @@ class ParamSpec(NamedTuple):
     """One parameter: everything about it in one place.
 
     `axes` names each dimension of `shape`; "layer" is the leading one of what every layer has. `hf` is the name in
-    Hugging Face's Olmo3ForCausalLM, {i} being the layer. Matrices but the embedding are [in, out] here, [out, in] there.
+    Hugging Face's Olmo3ForCausalLM, {i} being the layer. Projections are [in, out] here and [out, in] there.
     """
 
     shape: tuple[int, ...]
