@@ -229,6 +229,8 @@ class LocalCluster:
         supervised = state.held(folder / "supervisor.lock")
         status, deletion = state.read_status(folder), state.read_deletion(folder)
         gang = _gang(request, status, deletion)
+        if gang.phase == "Deleted":  # written down, but not yet moved to where the deleted ones are
+            gang = replace(gang, phase="Deleting")
         if supervised:
             self._check_stopped(request.uid, folder)
             return request, status, gang
