@@ -6,6 +6,7 @@ global batch, so accumulation and device count change only the order of floating
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -68,7 +69,12 @@ def abstract_state(recipe: Recipe, mesh: Mesh) -> TrainState:
 
 def init_state(recipe: Recipe, mesh: Mesh) -> TrainState:
     """The state at step 0: the same bits on any mesh."""
-    return jax.jit(lambda: _initial(recipe), out_shardings=state_shardings(recipe, mesh))()
+    return _compiled_init(recipe, mesh)()
+
+
+@cache
+def _compiled_init(recipe: Recipe, mesh: Mesh) -> Callable[[], TrainState]:
+    return jax.jit(lambda: _initial(recipe), out_shardings=state_shardings(recipe, mesh))
 
 
 def make_train_step(
