@@ -10,6 +10,7 @@ import pytest
 from tests.support.gang import Run, until
 
 TARGET = 28
+MISSED = "PERSISTENT COMPILATION CACHE MISS for 'jit_train_step'"
 
 
 def newest_save(run: Run) -> list[Path]:
@@ -22,15 +23,20 @@ def test_interrupted_equals_uninterrupted(new_run: Callable[..., Run], tmp_path:
     """SIGTERM, SIGKILL of one process, SIGKILL of all during a save: two processes, four starts, one result."""
     # The reference compiles everything itself; the interrupted run starts from what the reference left in the cache.
     cache = tmp_path / "cache"
+    explain = {rank: {"JAX_EXPLAIN_CACHE_MISSES": "1"} for rank in (0, 1)}
     reference = new_run("reference", cache=cache)
-    reference.train("cpu-8", TARGET)
+    cold = reference.launch(reference.submit("cpu-8", TARGET), changes=explain)
+    assert cold.wait() == [0, 0], cold.logs()
 
     run = new_run("run", cache=cache)
     spec = run.submit("cpu-8", TARGET, log_seconds=0.1)
-    first = run.launch(spec)
+    first = run.launch(spec, changes=explain)
     until(lambda: run.committed_step() >= 8, first)
     first.signal(signal.SIGTERM, 1)
     assert first.wait() == [75, 75], first.logs()
+    for rank in (0, 1):
+        assert MISSED in cold.members[rank].text()
+        assert MISSED not in first.members[rank].text(), f"process {rank} compiled again what the cache has"
     preempted_at = run.committed_step()
     assert 8 <= preempted_at < TARGET
     assert run.exit(1, 1)["code"] == 75
