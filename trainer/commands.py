@@ -27,7 +27,7 @@ from trainer.errors import ConfigurationError
 @click.option("--init-from", metavar="URI[@STEP]", help="start from another run's commit instead of the initialiser")
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="override a recipe field; dotted")
 @click.pass_obj
-def train(began: float, recipe: str | None, **given: Any) -> None:
+def train(began: float, /, recipe: str | None, **given: Any) -> None:
     """Train.
 
     With the environment of a gang (UNTILDONE_*), this is one process of one start. With --recipe it is a whole run
@@ -39,7 +39,11 @@ def train(began: float, recipe: str | None, **given: Any) -> None:
     if recipe is not None:
         from trainer.standalone import prepare
 
-        environment = prepare(recipe, **given)
+        prepared = prepare(recipe, **given)
+        if isinstance(prepared, str):
+            click.echo(prepared)
+            return
+        environment = prepared
     else:
         environment = gang_environment({name: None if value is None else str(value) for name, value in given.items()})
     run(environment, began)

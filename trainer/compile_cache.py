@@ -1,6 +1,6 @@
 """JAX's persistent compile cache, made to hit in every process of a gang.
 
-JAX writes entries from process 0 only, and makes the topology's fingerprint part of the key. On the CPU that fingerprint
+JAX writes entries from process 0 only, and makes the topology's fingerprint part of the key. On the CPU that one
 differs between the processes of one gang, so that all but the first would compile everything anew at every start.
 """
 

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, fields
+from typing import Any
 
 from trainer.errors import ConfigurationError
 from trainer.plan import Plan
@@ -25,7 +26,7 @@ class GangEnvironment:
 
 def gang_environment(given: dict[str, str | None]) -> GangEnvironment:
     """From options (by field name), else from the environment. Raises ConfigurationError naming what is missing."""
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields(GangEnvironment):
         variable = PREFIX + field.name.upper()
         value = given.get(field.name)

@@ -1,6 +1,6 @@
 """Log lines on standard error: coloured text on a terminal, JSON elsewhere, in structlog's form in both cases.
 
-structlog itself is imported for the terminal only: it brings rich along, a third of a second that every start would pay.
+structlog itself is imported for the terminal only: it brings rich along, a third of a second for every start.
 """
 
 import json

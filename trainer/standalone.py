@@ -57,8 +57,11 @@ def prepare(
     init_from: str | None,
     overrides: tuple[str, ...],
     **gang: Any,
-) -> GangEnvironment:
-    """Submit the next attempt of the run and return the environment of its only process."""
+) -> GangEnvironment | str:
+    """Submit the next attempt of the run and return the environment of its only process.
+
+    A run that is done already gets no attempt: returns what to say about it.
+    """
     for option, value in (("--run-directory", run_directory), ("--data-root", data_root), ("--target", target)):
         if value is None:
             raise ConfigurationError(f"--recipe {recipe}: {option} is needed as well")
@@ -88,6 +91,8 @@ def prepare(
             f"--target {target} is lower than what is committed (step {head.commit.step}) in {rundir.uri}; raise it"
         )
     rundir.create_recipe(frozen)
+    if head is not None and head.commit is not None and head.commit.step == target:
+        return f"done already: step {target} is committed in {rundir.uri}; raise --target to train on"
     attempt = (head.attempt if head else 0) + 1
     spec = rundir.adopt_spec(
         AttemptSpec(

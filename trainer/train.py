@@ -56,10 +56,10 @@ class Process:
         for name, hook in (
             ("line", self._say),
             ("exit record", self._record_exit),
-            ("gang", lambda end: self.gang and self.gang.stop(end.code, end.reason)),
+            ("gang", self._tell_peers),
             ("step log", self._flush_log),
-            ("progress", lambda end: self.monitor and self.rank == 0 and self.monitor.write_now()),
-            ("peers", lambda end: self.gang and end.code != PEER_LOST and self.gang.leave()),
+            ("progress", self._last_progress),
+            ("peers", self._await_peers),
         ):
             departure.before_leaving(name, hook)
 
@@ -260,6 +260,18 @@ class Process:
         if self.stacks:
             self.rundir.store.put(f"attempts/{attempt}/{self.start}/stacks/rank{self.rank}.txt", self.stacks)
         self.rundir.put_exit(attempt, self.start, record)
+
+    def _tell_peers(self, end: End) -> None:
+        if self.gang is not None:
+            self.gang.stop(end.code, end.reason)
+
+    def _last_progress(self, end: End) -> None:
+        if self.monitor is not None and self.rank == 0:
+            self.monitor.write_now()
+
+    def _await_peers(self, end: End) -> None:
+        if self.gang is not None and end.code != PEER_LOST:
+            self.gang.leave()
 
     def _flush_log(self, end: End) -> None:
         if self.steplog is not None and end.code != ExitCode.FENCED:

@@ -188,7 +188,8 @@ class Compilation:
                 "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32, sharding=at["tokens"]),
                 "ids": jax.ShapeDtypeStruct(ids, jnp.uint32, sharding=at["ids"]),
             }
-            self._compiled = make_train_step(recipe, plan, mesh).lower(abstract_state(recipe, mesh), batch).compile()
+            step: Any = make_train_step(recipe, plan, mesh)
+            self._compiled = step.lower(abstract_state(recipe, mesh), batch).compile()
         except BaseException as error:
             self._error = error
 

@@ -140,6 +140,10 @@ def test_standalone_trains_resumes_and_refuses(tmp_path: Path, corpus: Path) -> 
     assert done.returncode == 0, done.stderr
     spec = json.loads((run / "attempts/2/spec.json").read_text())
     assert spec["plan"]["accumulation"] * spec["plan"]["micro_batch"] * 2 == BATCH
+    done = train(6, "--set", "init_seed=5")
+    assert done.returncode == 0
+    assert "done already" in done.stdout
+    assert not (run / "attempts/3").exists()
     for wrong, said in (
         (train(6, "--set", "init_seed=6"), "init_seed"),
         (train(2, "--set", "init_seed=5"), "lower than what is committed"),
