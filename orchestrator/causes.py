@@ -221,8 +221,8 @@ def _by_end(end: ContainerEnd, record: ExitRecord | None) -> Verdict:
     """The cause of one container's death, taken alone."""
     code, signal = _code(end)
     evidence = (_shown(end), *_quoted(end, record))
-    if record is not None and (signal in (_SIGKILL, _SIGTERM) and record.code in _TELLING):
-        code, signal = record.code, None  # it had said why before it was killed
+    if record is not None and signal is not None and record.code in _TELLING:
+        code, signal = record.code, None  # it had said why; on its way out it was killed, or the runtime aborted it
     if signal == _SIGKILL:
         return Verdict("host-failure", evidence, certain=False)
     if signal == _SIGTERM:

@@ -253,6 +253,16 @@ def test_a_start_of_which_nothing_is_left_is_told_by_its_exit_record_alone() -> 
     assert (absent.cause, absent.charged) == ("unknown-while-absent", False)
 
 
+@pytest.mark.parametrize("signal", [KILL, TERM, ABRT, SEGV])
+@pytest.mark.parametrize(
+    ("code", "cause"), [(64, "bad-configuration"), (74, "storage"), (77, "hang"), (78, "non-finite")]
+)
+def test_who_said_why_and_was_then_ended_by_a_signal_is_believed(signal: int, code: int, cause: str) -> None:
+    """On the way out after a watchdog's verdict the runtime may abort the process before its own exit code counts."""
+    exits = said(code, "")
+    assert classify(admission((signal, 1), (KILL, 2)), exits).cause == cause
+
+
 def test_preemption_by_a_signal_of_the_queue_is_free_and_by_exit_code_alone_is_not() -> None:
     assert not classify(admission((75, 1), queue=(q("Preempted"),)), {}).charged
     assert classify(admission((75, 1)), {}).charged
