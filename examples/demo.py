@@ -1,8 +1,8 @@
-"""A training run is preempted, killed, torn, stopped and shrunk, and ends as if nothing had happened. About three minutes.
+"""A training run is preempted, killed, torn, stopped and shrunk, and ends as if nothing had happened. Three minutes.
 
 Two runs of one recipe, each looked after by its own `untildone run`: a reference that nobody disturbs, and one to which
-this script does everything that happens to runs on a large cluster. Then the records of both are checked, and a report is
-written: demo-out/report.html.
+this script does everything that happens to runs on a large cluster. Then the records of both are checked, and a report
+is written: demo-out/report.html.
 
     python examples/demo.py [--out demo-out]
 """
@@ -43,7 +43,7 @@ class Interruption:
     words: str
     when: Callable[[Sight], bool]
     act: Callable[[], None]
-    over: Callable[[Sight], bool]
+    over: Callable[[Sight, Sight], bool]  # (the run when it was interrupted, the run now)
     then: Callable[[], None] | None = None
 
 
@@ -62,55 +62,59 @@ def story(run: Watched) -> Iterator[Interruption]:
 
         return act
 
-    def training(start: str, steps: int) -> Callable[[Sight], bool]:
-        """In this start, so many steps beyond the last commit."""
-        return lambda s: s.name == start and s.phase == "Training" and s.step >= s.committed + steps
+    last = [(0, 0)]  # the start that was interrupted last; only a later one is interrupted next
 
-    def ended(attempt: int, start: int) -> Callable[[Sight], bool]:
-        return lambda s: run.cause(attempt, start) is not None
+    def training(steps: int) -> Callable[[Sight], bool]:
+        """A new start is training, and this many steps beyond the last commit."""
+        return lambda s: s.key > last[0] and s.phase == "Training" and s.step >= s.committed + steps
+
+    def ended(seen: Sight) -> bool:
+        """The start that was interrupted stands in the ledger."""
+        last[0] = seen.key
+        return run.cause(seen) is not None
 
     yield Interruption(
         "preemption",
         "all devices are taken away: SIGTERM, then a grace period",
-        training("1.1", 5),
+        training(4),
         capacity(0),
-        ended(1, 1),
+        lambda seen, _: ended(seen),
         capacity(8),  # they come back
     )
     yield Interruption(
         "host failure",
         "SIGKILL of one of the two host processes",
-        training("1.2", 4),
+        training(3),
         send(signal.SIGKILL, (1,)),
-        ended(1, 2),
+        lambda seen, _: ended(seen),
     )
     yield Interruption(
         "torn save",
         "SIGKILL of every process in the middle of a checkpoint save",
-        lambda s: s.name == "1.3" and run.torn_save(s) is not None,
+        lambda s: s.key > last[0] and run.torn_save(s) is not None,
         send(signal.SIGKILL, (0, 1)),
-        ended(1, 3),
+        lambda seen, _: ended(seen),
     )
     yield Interruption(
         "hang",
         "SIGSTOP of one host process: alive, but no step any more",
-        training("1.4", 3),
+        training(2),
         send(signal.SIGSTOP, (1,)),
-        ended(1, 4),
+        lambda seen, _: ended(seen),
     )
     yield Interruption(
         "shrink",
         "capacity falls to 2 devices: another plan, four times the accumulation, the same batch",
-        training("1.5", 4),
+        training(2),
         capacity(2),
-        lambda s: s.attempt == 2 and s.phase == "Training" and s.step >= s.committed + 3,
+        lambda seen, now: ended(seen) and now.plan == "cpu-2" and now.phase == "Training" and now.step > now.committed,
     )
     yield Interruption(
         "growth",
         "capacity returns: back to 8 devices at the next commit",
-        lambda s: True,
+        lambda s: s.plan == "cpu-2" and s.step >= s.committed + 3,
         capacity(8),
-        lambda s: s.attempt == 3 and s.phase in ("Training", "Done"),
+        lambda seen, now: ended(seen) and now.plan == "cpu-8" and now.phase in ("Training", "Done"),
     )
 
 
@@ -161,19 +165,19 @@ class Demo:
 
     def interrupt(self, run: Watched, reference: Watched) -> None:
         """The story, one interruption after the other."""
-        for number, step in enumerate(list(story(run)), 1):
+        for number, step in enumerate(story(run), 1):
             title = f"{number}/6 {step.name}"
             self.screen.doing(f"{title}: waiting for its moment")
             seen = self.wait_for(title, step.when, run, reference)
             step.act()
-            self.screen.say(f"{title} at step {seen.step} ({step.words})")
+            torn = run.torn_save(seen) if step.name == "torn save" else None
+            self.screen.say(f"{title}: start {seen.name}, step {torn or seen.step}: {step.words}")
             self.screen.doing(f"{title}: {step.words}")
-            after = self.wait_for(title, step.over, run, reference)
+            over = step.over
+            after = self.wait_for(title, lambda now, seen=seen, over=over: over(seen, now), run, reference)
             if step.then:
                 step.then()
-            cause = run.cause(seen.attempt, seen.start)
-            if cause:
-                self.screen.say(f"    start {seen.name} ended: {cause}; step {after.committed} is committed")
+            self.screen.say(f"     start {seen.name} ended: {run.cause(seen)}; step {after.committed} is committed")
         self.screen.doing("nothing more is done to it; both runs finish")
 
     def wait_for(self, what: str, condition: Callable[[Sight], bool], run: Watched, reference: Watched) -> Sight:
@@ -201,7 +205,7 @@ class Demo:
     def call(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """Run a Python program of ours to its end. Raises Broken with its last line when it fails."""
         command = [sys.executable, *arguments] if program == "python" else [*UNTILDONE, *arguments]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
         if done.returncode:
             last = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-1:]
             raise Broken(f"{' '.join(command[1:5])} …: exit code {done.returncode}: {' '.join(last)}")
@@ -231,7 +235,7 @@ def main() -> int:
         with demo.screen:
             demo.screen.doing("tokenising the Python standard library's sources")
             demo.prepare()
-            demo.screen.doing("starting both runs")
+            demo.screen.say("both runs begin: a reference that nobody disturbs, and the one that is interrupted")
             # The reference commits every step, so that each commit of the other can be compared with it.
             reference = demo.begin("reference", checkpoint={**demo.document["spec"]["checkpoint"], "everySteps": 1})
             run = demo.begin("demo")

@@ -26,6 +26,10 @@ class Sight:
     plan: str = "-"
 
     @property
+    def key(self) -> tuple[int, int]:
+        return self.attempt, self.start
+
+    @property
     def name(self) -> str:
         return f"{self.attempt}.{self.start}"
 
@@ -37,7 +41,6 @@ class Watched:
         self.name, self.folder, self.cluster = name, folder, cluster
         self._rundir: RunDirectory | None = None
         self._plans: dict[int, str] = {}
-        self._specs: set[int] = set()
 
     @property
     def gang(self) -> str:
@@ -76,11 +79,11 @@ class Watched:
         assert self._rundir is not None
         return any(e.start == start for e in self._rundir.endings(attempt))
 
-    def cause(self, attempt: int, start: int) -> str | None:
-        """The cause that the ledger gives for the end of this start; None while it has none."""
+    def cause(self, sight: Sight) -> str | None:
+        """The cause that the ledger gives for the end of the start that was seen; None while it has none."""
         if self._rundir is None:
             return None
-        return next((e.cause for e in self._rundir.endings(attempt) if e.start == start), None)
+        return next((e.cause for e in self._rundir.endings(sight.attempt) if e.start == sight.start), None)
 
     def pids(self) -> dict[int, int]:
         """Rank -> pid of the living processes of the current start."""
@@ -117,14 +120,14 @@ class Plain:
         print(f"{time.monotonic() - self._began:6.1f} s  {text}", flush=True)
 
     def doing(self, text: str) -> None:
-        self.say(text)
+        return None  # what has been done is enough for a log
 
     def show(self, name: str, sight: Sight) -> None:
-        news = (sight.name, sight.phase)
-        if news != self._last.get(name) and sight.phase in ("Training", "Done"):
-            loss = f" loss {sight.loss:.3f}" if sight.loss is not None else ""
-            self.say(f"{name}: {sight.phase} {sight.name} {sight.plan} step {sight.step}/{self._target}{loss}")
-        self._last[name] = news
+        news = (sight.name, "done" if sight.phase == "Done" else "trains")
+        if sight.phase in ("Training", "Done") and news != self._last.get(name):
+            self._last[name] = news
+            what = f"{news[1]} as {sight.name} on {sight.plan}, step {sight.step} of {self._target}"
+            self.say(f"{name} {what}" + (f", loss {sight.loss:.3f}" if sight.loss is not None else ""))
 
 
 class Fancy:
