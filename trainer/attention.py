@@ -5,11 +5,13 @@ causal layer costs a little over half of S², a windowed one about S·(window + 
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+Attention = Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]  # (q, k, v, window) as `attention` takes them
 BLOCKS = 4  # query blocks of a sequence: more leave out more of the mask, but make smaller matrix products
 MIN_BLOCK, MAX_BLOCK = 64, 1024  # queries per block; the upper bound is one on the scores in memory
 

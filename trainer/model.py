@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.attention import attention
+from trainer.attention import Attention, attention
 from trainer.loss import head_loss
 from trainer.recipe import Model
 from trainer.rope import apply_rope, rope_table
@@ -94,7 +94,7 @@ def init_params(model: Model, seed: int) -> Params:
 
 @dataclass(frozen=True)
 class Weights:
-    """How the model gets at a parameter, and where its gradient goes.
+    """How the model gets at a parameter, where its gradient goes, and which attention kernel it runs.
 
     `fetch(name, value)` gives the whole parameter to compute with, `reduce(name, gradient)` what autodiff returns for
     `value`; neither is differentiated through. The last two dimensions of `value` are the parameter's own, as whole
@@ -104,6 +104,7 @@ class Weights:
     compute_dtype: jnp.dtype
     fetch: Callable[[str, jax.Array], jax.Array] = lambda name, value: value
     reduce: Callable[[str, jax.Array], jax.Array] = lambda name, gradient: gradient
+    attend: Attention = attention
     refetch: bool = False  # fetch again in the backward pass instead of keeping whole parameters until then
 
     def get(self, name: str, value: jax.Array) -> jax.Array:
@@ -198,7 +199,7 @@ def layer(
     q = norm(q, "q_norm").reshape(batch, length, model.n_heads, model.head_dim)
     k = norm(k, "k_norm").reshape(batch, length, model.n_kv_heads, model.head_dim)
     v = v.reshape(batch, length, model.n_kv_heads, model.head_dim)
-    context = attention(apply_rope(q, *rope), apply_rope(k, *rope), v, window).reshape(batch, length, -1)
+    context = weights.attend(apply_rope(q, *rope), apply_rope(k, *rope), v, window).reshape(batch, length, -1)
     x = x + norm(matmul(context, "wo")[0], "attention_norm")
     gate, up = matmul(x, "w_gate", "w_up")
     return x + norm(matmul(jax.nn.silu(gate) * up, "w_down")[0], "mlp_norm")

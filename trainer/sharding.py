@@ -15,6 +15,7 @@ from trainer.errors import ConfigurationError
 from trainer.model import ParamSpec, Weights, param_specs
 from trainer.plan import Plan
 from trainer.recipe import Model
+from trainer.splash import attention_for
 
 AXIS = "fsdp"
 REFETCH_BYTES = 2**28  # layers whose gathered weights are together larger than this are gathered again in backward
@@ -99,8 +100,9 @@ def sharded_weights(model: Model, mesh: Mesh, compute_dtype: str) -> Weights:
     all the small ones travel in one message.
     """
     dtype = jnp.dtype(compute_dtype)
+    attend = attention_for(mesh.devices.flat[0].platform)
     if mesh.size == 1:
-        return Weights(dtype)
+        return Weights(dtype, attend=attend)
     dims = {name: sharded_dim(spec, mesh.size) for name, spec in param_specs(model).items()}
 
     def fetch(name: str, value: jax.Array) -> jax.Array:
@@ -114,4 +116,4 @@ def sharded_weights(model: Model, mesh: Mesh, compute_dtype: str) -> Weights:
         return jax.lax.psum_scatter(gradient, AXIS, scatter_dimension=gradient.ndim + dim, tiled=True)
 
     layers = [math.prod(spec.shape) for spec in param_specs(model).values() if spec.axes[0] == "layer"]
-    return Weights(dtype, fetch, reduce, refetch=sum(layers) * dtype.itemsize > REFETCH_BYTES)
+    return Weights(dtype, fetch, reduce, attend, refetch=sum(layers) * dtype.itemsize > REFETCH_BYTES)
