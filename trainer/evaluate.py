@@ -46,7 +46,7 @@ def evaluate(
     mix: Mix,
     step_fn: Callable[..., Any],
     rank: int,
-    beat: Callable[[], None],
+    beat: Callable[[], None] = lambda: None,
 ) -> HeldOut:
     """Mean loss of `params` on `mix` (the held-out part). All processes call it; all get the result.
 

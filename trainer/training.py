@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,15 +123,16 @@ class Training:
         from trainer.step import make_eval_step
 
         assert self.held_out is not None
-        if self._eval_step is None:
-            self._eval_step = make_eval_step(self.recipe, self.spec.plan, self.mesh)
+        plan, held_out, rank = self.spec.plan, self.held_out, self.gang.rank
+        first = self._eval_step is None
+        if first:
+            self._eval_step = make_eval_step(self.recipe, plan, self.mesh)
 
         def beat() -> None:
             self.watchdog.beat("the next batch of the evaluation")
 
-        return evaluate(
-            params, self.recipe, self.spec.plan, self.mesh, self.held_out, self._eval_step, self.gang.rank, beat
-        )
+        with self.watchdog.patient("the first evaluation, which compiles") if first else nullcontext():
+            return evaluate(params, self.recipe, plan, self.mesh, held_out, self._eval_step, rank, beat)
 
     def _catch_up(self, commit: CommitRef, state: Any) -> None:
         """Evaluate the restored commit if that is due and no start got to it."""

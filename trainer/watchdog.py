@@ -9,7 +9,8 @@ import faulthandler
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
@@ -35,6 +36,15 @@ class Watchdog:
             self._what = what
             if training is not None:
                 self._training = training
+
+    @contextmanager
+    def patient(self, what: str) -> Iterator[None]:
+        """Something that compiles: `start_seconds` holds for it, also while training."""
+        with self._lock:
+            before, self._training = self._training, False
+            self._idle, self._what = 0.0, what
+        yield
+        self.beat(what, training=before)
 
     @property
     def limit(self) -> float:

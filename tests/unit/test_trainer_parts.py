@@ -243,6 +243,16 @@ def test_watchdog_counts_from_the_last_beat_and_shows_stacks() -> None:
     assert b"test_trainer_parts.py" in stacks
 
 
+def test_what_compiles_gets_the_time_of_a_start() -> None:
+    dog = Watchdog(start_seconds=30, step_seconds=0.3, expired=lambda message, stacks: None)
+    dog.beat("step 9", training=True)
+    with dog.patient("the first evaluation"):
+        assert dog.limit == 30
+        dog.beat("the next batch")
+        assert dog.limit == 30
+    assert dog.limit == 0.3
+
+
 def test_a_stopped_process_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     """One long tick (the process was stopped) counts as two, not as its length."""
     said: list[str] = []
