@@ -25,7 +25,9 @@ class Model(Frozen):
     """OLMo 3 at any size (arXiv 2512.13961, table 33)."""
 
     vocab_size: int = Field(gt=0, description="ids the tokenizer can produce")
-    padded_vocab_size: int = Field(gt=0, description="rows of the embedding and of the head; the extra ones are never targets")
+    padded_vocab_size: int = Field(
+        gt=0, description="rows of the embedding and of the head; the extra ones are never targets"
+    )
     d_model: int = Field(gt=0)
     n_layers: int = Field(gt=0)
     n_heads: int = Field(gt=0)
@@ -125,7 +127,9 @@ class Recipe(Frozen):
     init_seed: int = 0
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     param_dtype: Literal["float32"] = "float32"
-    reduction: Literal["fast"] = Field(default="fast", description="order of floating-point sums across devices is left to XLA")
+    reduction: Literal["fast"] = Field(
+        default="fast", description="order of floating-point sums across devices is left to XLA"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "Recipe":
@@ -134,7 +138,9 @@ class Recipe(Frozen):
         train = {f.path for f in self.data.files}
         shared = sorted(train & {f.path for f in self.data.held_out})
         if shared:
-            raise ValueError(f"data.held_out shares files with data.files: {', '.join(shared)}; held-out text must never be trained on")
+            raise ValueError(
+                f"data.held_out shares files with data.files: {', '.join(shared)}; held-out text must never be trained on"
+            )
         if len(train) != len(self.data.files):
             raise ValueError("data.files names a file twice; its instances would be read twice per epoch")
         return self
@@ -164,10 +170,14 @@ def load(reference: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """
     module = _module(reference)
     if not callable(getattr(module, "recipe", None)):
-        raise ConfigurationError(f"recipe {reference!r}: the file defines no function recipe(); see trainer/recipes/tiny.py")
+        raise ConfigurationError(
+            f"recipe {reference!r}: the file defines no function recipe(); see trainer/recipes/tiny.py"
+        )
     recipe = module.recipe()
     if not isinstance(recipe, Recipe):
-        raise ConfigurationError(f"recipe {reference!r}: recipe() returned {type(recipe).__name__}, not trainer.recipe.Recipe")
+        raise ConfigurationError(
+            f"recipe {reference!r}: recipe() returned {type(recipe).__name__}, not trainer.recipe.Recipe"
+        )
     return override(recipe, overrides or {})
 
 
@@ -190,7 +200,9 @@ def _module(reference: str) -> ModuleType:
     path = Path(reference) if reference.endswith(".py") else folder / f"{reference}.py"
     if not path.is_file():
         known = sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
-        raise ConfigurationError(f"recipe {reference!r} not found; known recipes: {', '.join(known)}; or give a path to a .py file")
+        raise ConfigurationError(
+            f"recipe {reference!r} not found; known recipes: {', '.join(known)}; or give a path to a .py file"
+        )
     spec = importlib.util.spec_from_file_location(f"trainer.recipes.{path.stem}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -12,14 +12,18 @@ class Keep(Frozen):
     """Which commits garbage collection leaves. HEAD, its two ancestors and pinned ones always stay."""
 
     last: int = Field(default=3, ge=1)
-    every: int | None = Field(default=None, gt=0, description="keep each commit whose step is a multiple of this, for ever")
+    every: int | None = Field(
+        default=None, gt=0, description="keep each commit whose step is a multiple of this, for ever"
+    )
     min_age_seconds: float = Field(default=3600, ge=0)
 
 
 class InitFrom(Frozen):
     """Where step 0 comes from when not from the initialiser: exactly one of `run` and `checkpoint`."""
 
-    run: str | None = Field(default=None, description="run directory of another run: URI, or URI@STEP for an older commit")
+    run: str | None = Field(
+        default=None, description="run directory of another run: URI, or URI@STEP for an older commit"
+    )
     checkpoint: str | None = Field(default=None, description="a checkpoint folder written by this trainer")
     optimizer_state: bool = True
     step: bool = Field(default=False, description="carry the step counter over as well")
@@ -40,13 +44,23 @@ class Settings(Frozen):
     data_root: str = Field(description="folder or gs:// prefix that the recipe's file paths are relative to")
     commit_every: int = Field(default=2000, gt=0, description="steps between commits")
     keep: Keep = Keep()
-    evaluate_every: int | None = Field(default=None, gt=0, description="steps between held-out evaluations; a multiple of commit_every")
+    evaluate_every: int | None = Field(
+        default=None, gt=0, description="steps between held-out evaluations; a multiple of commit_every"
+    )
     grace_seconds: float = Field(default=30, gt=0, description="time between SIGTERM and SIGKILL")
-    hang_step_seconds: float = Field(default=600, gt=0, description="no step for this long: the watchdog ends the process")
-    hang_start_seconds: float = Field(default=1800, gt=0, description="the same until the first step: rendezvous, restore, compile")
-    heartbeat_timeout_seconds: int = Field(default=30, gt=0, description="coordination service: a silent peer is dead after this")
+    hang_step_seconds: float = Field(
+        default=600, gt=0, description="no step for this long: the watchdog ends the process"
+    )
+    hang_start_seconds: float = Field(
+        default=1800, gt=0, description="the same until the first step: rendezvous, restore, compile"
+    )
+    heartbeat_timeout_seconds: int = Field(
+        default=30, gt=0, description="coordination service: a silent peer is dead after this"
+    )
     progress_seconds: float = Field(default=10, gt=0)
-    log_seconds: float = Field(default=60, gt=0, description="the step log is made durable at least this often, and at every commit")
+    log_seconds: float = Field(
+        default=60, gt=0, description="the step log is made durable at least this often, and at every commit"
+    )
     compile_cache: str | None = Field(default=None, description="folder of JAX's persistent compile cache")
     init_from: InitFrom | None = None
 
