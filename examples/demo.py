@@ -28,7 +28,8 @@ from demo_watch import Fancy, Plain, Sight, Watched, display  # noqa: E402
 from orchestrator.clusters.local import LocalCluster  # noqa: E402
 
 PATIENCE = 240.0  # seconds until something that must happen counts as broken
-LOOK_EVERY = 0.03  # seconds
+LOOK_EVERY = 0.1  # seconds
+CHECK_EVERY = 0.01  # seconds; a checkpoint save is over within a few of these
 
 
 class Broken(Exception):
@@ -123,6 +124,7 @@ class Demo:
 
     def __init__(self, out: Path) -> None:
         self.out = out
+        self.runs: dict[str, Watched] = {}
         self.orchestrators: dict[str, subprocess.Popen[bytes]] = {}
         document = yaml.safe_load((ROOT / "examples" / "demo.yaml").read_text())
         self.target = int(document["spec"]["targetStep"])
@@ -135,7 +137,7 @@ class Demo:
             path = self.out / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self.out.mkdir(parents=True, exist_ok=True)
-        self.call("python", "-m", "trainer", "data", "tokenize", "--source", "stdlib", "--out", str(self.out / "data"))
+        self.call("trainer", "data", "tokenize", "--source", "stdlib", "--out", str(self.out / "data"))
 
     def begin(self, name: str, **changes: object) -> Watched:
         """Start `untildone run` for one run, on a local cluster of its own."""
@@ -161,55 +163,57 @@ class Demo:
                 cwd=ROOT,
                 start_new_session=True,
             )
-        return Watched(name, folder, cluster)
+        self.runs[name] = Watched(name, folder, cluster)
+        return self.runs[name]
 
-    def interrupt(self, run: Watched, reference: Watched) -> None:
+    def interrupt(self, run: Watched) -> None:
         """The story, one interruption after the other."""
         for number, step in enumerate(story(run), 1):
             title = f"{number}/6 {step.name}"
             self.screen.doing(f"{title}: waiting for its moment")
-            seen = self.wait_for(title, step.when, run, reference)
+            seen = self.wait_for(title, step.when)
             step.act()
             torn = run.torn_save(seen) if step.name == "torn save" else None
             self.screen.say(f"{title}: start {seen.name}, step {torn or seen.step}: {step.words}")
             self.screen.doing(f"{title}: {step.words}")
             over = step.over
-            after = self.wait_for(title, lambda now, seen=seen, over=over: over(seen, now), run, reference)
+            after = self.wait_for(title, lambda now, seen=seen, over=over: over(seen, now))
             if step.then:
                 step.then()
             self.screen.say(f"     start {seen.name} ended: {run.cause(seen)}; step {after.committed} is committed")
         self.screen.doing("nothing more is done to it; both runs finish")
 
-    def wait_for(self, what: str, condition: Callable[[Sight], bool], run: Watched, reference: Watched) -> Sight:
+    def wait_for(self, what: str, condition: Callable[[Sight], bool]) -> Sight:
         """Look until `condition` holds. Raises Broken when it takes too long, or an orchestrator gave up."""
+        run = self.runs["demo"]
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             sight = run.look()
-            self.screen.show("demo", sight)
-            self.screen.show("reference", reference.look())
-            if condition(sight):
-                return sight
+            for name, other in self.runs.items():
+                self.screen.show(name, sight if other is run else other.look())
+            soon = time.monotonic() + LOOK_EVERY
+            while time.monotonic() < soon:
+                if condition(sight):
+                    return sight
+                time.sleep(CHECK_EVERY)
             for name, process in self.orchestrators.items():
                 if process.poll() not in (None, 0):
                     raise Broken(f"untildone run of {name} ended with {process.returncode}; see {self.out}/{name}.log")
-            time.sleep(LOOK_EVERY)
-        raise Broken(
-            f"{what}: nothing happened for {PATIENCE:.0f} s; the run shows {run.look()}; see {self.out}/demo.log"
-        )
+        seen = f"the run shows {run.look()}"
+        raise Broken(f"{what}: nothing happened for {PATIENCE:.0f} s; {seen}; see {self.out}/demo.log")
 
-    def finish(self, run: Watched, reference: Watched) -> None:
+    def finish(self) -> None:
         """Wait for both orchestrators to say that their run is done."""
         both = list(self.orchestrators.values())
-        self.wait_for("the end", lambda _: all(p.poll() == 0 for p in both), run, reference)
+        self.wait_for("the end", lambda _: all(p.poll() == 0 for p in both))
 
-    def call(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-        """Run a Python program of ours to its end. Raises Broken with its last line when it fails."""
-        command = [sys.executable, *arguments] if program == "python" else [*UNTILDONE, *arguments]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    def call(self, module: str, *arguments: str) -> None:
+        """Run a Python module to its end. Raises Broken with its last line when it fails."""
+        command = [sys.executable, "-m", module, *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
-            last = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-1:]
-            raise Broken(f"{' '.join(command[1:5])} …: exit code {done.returncode}: {' '.join(last)}")
-        return done
+            last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            raise Broken(f"python -m {module} {' '.join(arguments[:2])}: exit code {done.returncode}: {' '.join(last)}")
 
     def stop_everything(self) -> None:
         """Leave no process behind, however it ended."""
@@ -235,16 +239,21 @@ def main() -> int:
         with demo.screen:
             demo.screen.doing("tokenising the Python standard library's sources")
             demo.prepare()
-            demo.screen.say("both runs begin: a reference that nobody disturbs, and the one that is interrupted")
-            # The reference commits every step, so that each commit of the other can be compared with it.
-            reference = demo.begin("reference", checkpoint={**demo.document["spec"]["checkpoint"], "everySteps": 1})
+            demo.screen.say("the run begins; what it compiles is kept for every later start")
             run = demo.begin("demo")
-            demo.interrupt(run, reference)
-            demo.finish(run, reference)
+            demo.wait_for("the first step", lambda s: s.phase == "Training")
+            demo.screen.say("beside it begins the reference, which nobody disturbs")
+            # It commits every step, so that each commit of the other can be compared with it.
+            checkpoint = {**demo.document["spec"]["checkpoint"], "everySteps": 1}
+            reference = demo.begin("reference", checkpoint=checkpoint, evaluation={})
+            demo.interrupt(run)
+            demo.finish()
             demo.screen.doing("checking the records of both runs, drawing the report")
     except Broken as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     finally:
         demo.stop_everything()
     return conclude(demo, run, reference, began)

@@ -45,7 +45,7 @@ def _by_decision(known: KnownRun, rundir: RunDirectory, local: Path) -> Explanat
     run = load_run(known.file)
     if run.name != known.name:
         raise ConfigurationError(f"{known.file}: now names run {run.name!r}, it was {known.name!r} when it was started")
-    look = Caretaker(run, prepare(run, rundir), LocalCluster(local), rundir).look()
+    look = Caretaker(run, prepare(run), LocalCluster(local), rundir).look()
     return explanation(run, look.observation, look.decision, look.now)
 
 

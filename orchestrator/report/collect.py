@@ -4,6 +4,7 @@ What counts is read from HEAD and the commit records that it reaches. Listing is
 a report shows and nobody decides by.
 """
 
+import json
 from dataclasses import dataclass
 
 from orchestrator.registry import RunNotFound
@@ -91,6 +92,7 @@ class RunHistory:
     head: Head
     lineage: tuple[CommitRecord, ...]  # committed, oldest first
     curve: dict[int, StepLine]  # step -> its line along the lineage
+    held_out: dict[int, float]  # step -> held-out loss of that commit, nats per token
     specs: dict[int, AttemptSpec]
     starts: tuple[StartHistory, ...]  # by attempt, start
     endings: tuple[Ending, ...]  # the whole ledger, those without a claimed start included
@@ -158,6 +160,7 @@ def collect(rundir: RunDirectory) -> RunHistory:
     for commit in lineage:
         for piece in commit.step_log:
             curve.update((line.step, line) for line in rundir.read_step_log(piece) if line.step <= commit.ref.step)
+    found_held_out = {c.ref.step: _held_out(rundir, c) for c in lineage}
     endings = rundir.endings()
     specs = {n: spec for n in range(1, head.attempt + 1) if (spec := rundir.read_spec(n)) is not None}
     starts = [
@@ -172,10 +175,17 @@ def collect(rundir: RunDirectory) -> RunHistory:
         head=head,
         lineage=lineage,
         curve=curve,
+        held_out={step: loss for step, loss in found_held_out.items() if loss is not None},
         specs=specs,
         starts=tuple(starts),
         endings=endings,
     )
+
+
+def _held_out(rundir: RunDirectory, commit: CommitRecord) -> float | None:
+    """The held-out loss that was stored for `commit`; None when it was not due."""
+    data = rundir.get(f"eval/{commit.ref.attempt}.{commit.ref.start}/{commit.ref.step}.json")
+    return None if data is None else float(json.loads(data)["loss"])
 
 
 def _start(rundir: RunDirectory, record: StartRecord, endings: tuple[Ending, ...]) -> StartHistory:

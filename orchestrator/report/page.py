@@ -111,6 +111,8 @@ def _loss_caption(summary: Mapping[str, Any]) -> str:
         if resize is not None
         else ""
     )
+    if until == 0:
+        return "Dotted lines: where each start began."
     return f"Dotted lines: where each start began. Every loss up to step {until:,} has the same 32 bits as the reference's.{after}"
 
 
@@ -169,7 +171,7 @@ def _plan(run: RunHistory, attempt: int) -> str:
     plan = run.specs[attempt].plan
     return (
         f"<b>{escape(plan.device_type)}</b>{f' × {plan.slices}' if plan.slices > 1 else ''}"
-        f"<small>{count(plan.devices, 'device')}<br>micro-batch {plan.micro_batch} × accumulation {plan.accumulation}</small>"
+        f"<small>{count(plan.devices, 'device')}<br>micro-batch {plan.micro_batch}<br>× accumulation {plan.accumulation}</small>"
     )
 
 

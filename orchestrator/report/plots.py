@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from orchestrator.report.collect import RunHistory, StartHistory
-from orchestrator.report.style import PHASES, Theme, phase_colour
+from orchestrator.report.style import PHASE_COLOURS, PHASES, Theme, phase_colour
 
 WIDTH = 10.0  # inches; at 150 dots per inch the page shows them at half size on a sharp screen
 DPI = 150
@@ -72,6 +72,17 @@ def loss_figure(run: RunHistory, reference: RunHistory | None, theme: Theme) -> 
             markeredgewidth=1.6,
             label="computed, lost with its start, computed again",
         )
+    if run.held_out:
+        marked = sorted(run.held_out)
+        main.plot(
+            marked,
+            [run.held_out[s] for s in marked],
+            "D",
+            color=PHASE_COLOURS["Evaluating"],
+            markersize=6,
+            label="held-out loss",
+            zorder=6,
+        )
     _mark_starts(axes, run, theme)
     main.set_ylabel("loss (nats per token)", color=theme.text)
     figure.legend(loc="outside upper left", ncols=3, frameon=False, labelcolor=theme.text, fontsize=9)
@@ -108,15 +119,37 @@ def _mark_starts(axes: Sequence[Axes], run: RunHistory, theme: Theme) -> None:
     low, high = top.get_ylim()
     top.set_ylim(low, high + (high - low) * 0.20)
     spacing = max(run.target_step, 1) * 0.075
+    places: dict[int, list[StartHistory]] = {}
     for start in run.starts:
-        x = start.first_step
+        places.setdefault(start.first_step, []).append(start)
+    for x, starts in sorted(places.items()):
         for panel in axes:
             panel.axvline(x, color=theme.muted, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
         level = (level + 1) % 3 if x - last_x < spacing else 0
         last_x = x
-        text = f"{start.name} · {start.record.plan.device_type}"
-        top.annotate(text, (x, 0.975 - 0.062 * level), xycoords=("data", "axes fraction"), xytext=(3, 0), textcoords="offset points",
-                     color=theme.text, fontsize=8, va="top", bbox={"facecolor": theme.background, "edgecolor": "none", "pad": 0.8, "alpha": 0.85}, zorder=6)  # fmt: skip
+        top.annotate(
+            _names(starts),
+            (x, 0.975 - 0.062 * level),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 0),
+            textcoords="offset points",
+            color=theme.text,
+            fontsize=8,
+            va="top",
+            bbox={"facecolor": theme.background, "edgecolor": "none", "pad": 0.8, "alpha": 0.85},
+            zorder=6,
+        )
+
+
+def _names(starts: Sequence[StartHistory]) -> str:
+    """1.3, 1.4 · cpu-8; 2.1 · cpu-2: starts that began at one step, together where their devices are the same."""
+    groups: list[tuple[str, list[str]]] = []
+    for start in starts:
+        kind = start.record.plan.device_type
+        if not groups or groups[-1][0] != kind:
+            groups.append((kind, []))
+        groups[-1][1].append(start.name)
+    return "; ".join(f"{', '.join(names)} · {kind}" for kind, names in groups)
 
 
 def _kept_until(run: RunHistory, start: StartHistory) -> int:
@@ -202,49 +235,32 @@ def _time_unit(seconds: float) -> tuple[str, float]:
     return "seconds", 1.0
 
 
+STARTS = ("#0b5cad", "#b86e00", "#00795a", "#a8547f", "#2f7fb3", "#b8480a", "#6a58b8", "#5c6b7f")
+
+
 def coverage_figure(run: RunHistory, repeated: int | None, missed: int | None, theme: Theme) -> Figure:
-    """Which start each committed step is from, and how often each step was computed. Read instances as one sentence."""
-    figure, (panel,) = _figure(theme, (WIDTH, 2.3), [1.0])
-    palette = ["#0b5cad", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#7a68c4", "#6b7a8f"]
-    for index, start in enumerate(run.starts):
-        colour = palette[index % len(palette)]
-        kept = _kept_until(run, start)
-        if kept > start.first_step:
-            panel.barh(
-                0,
-                kept - start.first_step,
-                left=start.first_step,
-                height=0.66,
-                color=colour,
-                edgecolor=theme.background,
-                linewidth=1.2,
-            )
-            panel.text(
-                (kept + start.first_step) / 2,
-                0,
-                start.name,
-                ha="center",
-                va="center",
-                color="white",
-                fontsize=8.5,
-                fontweight="bold",
-            )
-        if start.last_step > kept:
-            panel.barh(
-                1,
-                start.last_step - kept,
-                left=kept,
-                height=0.5,
-                color=colour,
-                alpha=0.55,
-                edgecolor=theme.background,
-                linewidth=1.2,
-            )
-            panel.text(
-                (start.last_step + kept) / 2, 1, start.name, ha="center", va="center", color=theme.text, fontsize=8.5
-            )
-    panel.set_yticks([0, 1], ["committed", "thrown away,\ndone again"], color=theme.text)
-    panel.set_ylim(1.5, -0.5)
+    """Which start each committed step is from, and below it the steps that were computed and thrown away."""
+    lost = [(s, _kept_until(run, s)) for s in run.starts if s.last_step > _kept_until(run, s)]
+    lanes = _lanes([(kept, start.last_step) for start, kept in lost])
+    rows = 1 + (max(lanes, default=-1) + 1)
+    figure, (panel,) = _figure(theme, (WIDTH, 1.45 + 0.33 * rows), [1.0])
+    colours = {start.name: STARTS[index % len(STARTS)] for index, start in enumerate(run.starts)}
+
+    def bar(row: int, first: int, last: int, start: StartHistory, alpha: float) -> None:
+        panel.barh(row, last - first, left=first, height=0.7, color=colours[start.name], alpha=alpha, edgecolor=theme.background, linewidth=1.2)  # fmt: skip
+        panel.text(
+            (first + last) / 2, row, start.name, ha="center", va="center", color="white", fontsize=8, fontweight="bold"
+        )
+
+    for start in run.starts:
+        if _kept_until(run, start) > start.first_step:
+            bar(0, start.first_step, _kept_until(run, start), start, 1.0)
+    for (start, kept), lane in zip(lost, lanes, strict=True):
+        bar(1 + lane, kept, start.last_step, start, 0.62)
+    panel.set_yticks(
+        [0, *([1] if lost else [])], ["committed", *(["lost, done again"] if lost else [])], color=theme.text
+    )
+    panel.set_ylim(rows - 0.45, -0.55)
     panel.set_xlim(0, max(run.target_step, 1))
     panel.set_xlabel("step", color=theme.text)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -254,12 +270,25 @@ def coverage_figure(run: RunHistory, repeated: int | None, missed: int | None, t
         f"repeated {repeated:,} · missed {missed:,}" if repeated is not None and missed is not None else "not audited"
     )
     panel.set_title(
-        f"{steps} steps × {size:,} = {steps * size:,} instances read · {counts}",
+        f"{steps:,} steps × {size:,} = {steps * size:,} instances read · {counts}",
         color=theme.text,
         fontsize=10,
         loc="left",
     )
     return figure
+
+
+def _lanes(spans: Sequence[tuple[int, int]]) -> list[int]:
+    """A row for each span, the first in which it touches no other."""
+    ends: list[int] = []
+    chosen = []
+    for first, last in spans:
+        lane = next((i for i, end in enumerate(ends) if end <= first), len(ends))
+        if lane == len(ends):
+            ends.append(last)
+        ends[lane] = last
+        chosen.append(lane)
+    return chosen
 
 
 def _figure(theme: Theme, size: tuple[float, float], ratios: Sequence[float]) -> tuple[Figure, list[Axes]]:

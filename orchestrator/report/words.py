@@ -1,6 +1,8 @@
 """What the report says in plain words: causes, evidence, counts. No object name is needed to read it."""
 
-from trainer.rundir.records import Ending
+import signal
+
+from trainer.rundir.records import Ending, Evidence
 
 # One sentence per cause, as someone would say it who was there.
 CAUSES: dict[str, str] = {
@@ -33,22 +35,26 @@ EXIT_WORDS: dict[str, str] = {
     "77": "watchdog: hang",
     "78": "non-finite loss",
     "79": "mixed gang",
-    "-9": "SIGKILL",
-    "-15": "SIGTERM",
-    "137": "SIGKILL",
-    "143": "SIGTERM",
-    "SIGKILL": "killed at once, no chance to save",
-    "SIGTERM": "asked to leave",
+}
+SIGNAL_WORDS: dict[int, str] = {
+    signal.SIGKILL: "SIGKILL, killed at once without a chance to save",
+    signal.SIGTERM: "SIGTERM, asked to leave",
+    signal.SIGABRT: "SIGABRT, a library gave up",
+    signal.SIGSEGV: "SIGSEGV, a crash in native code",
 }
 
 
 def evidence_lines(ending: Ending) -> list[str]:
     """Each fact that decided the cause: object, field = value, and what the value means where it is a code."""
-    lines = []
-    for fact in ending.evidence:
-        meaning = EXIT_WORDS.get(fact.value) if "exit" in fact.field.lower() or "signal" in fact.field.lower() else None
-        lines.append(f"{fact.source}: {fact.field} = {fact.value}" + (f" ({meaning})" if meaning else ""))
-    return lines
+    return [f"{fact.source}: {fact.field} = {fact.value}{_meaning(fact)}" for fact in ending.evidence]
+
+
+def _meaning(fact: Evidence) -> str:
+    if fact.field == "exit code" and fact.value in EXIT_WORDS:
+        return f" ({EXIT_WORDS[fact.value]})"
+    if fact.field == "signal" and fact.value.isdigit() and int(fact.value) in SIGNAL_WORDS:
+        return f" ({SIGNAL_WORDS[int(fact.value)]})"
+    return ""
 
 
 def outcome(ending: Ending) -> str:
