@@ -13,12 +13,12 @@ PADDED_VOCAB = 320
 MODEL = Model(
     vocab_size=BYTES + 1,
     padded_vocab_size=PADDED_VOCAB,
-    d_model=64,
+    d_model=48,
     n_layers=4,
     n_heads=4,
     n_kv_heads=4,
-    head_dim=16,
-    mlp_hidden=176,
+    head_dim=12,
+    mlp_hidden=128,
     window_pattern=(16, 16, 16, -1),
 )
 
