@@ -166,13 +166,17 @@ def test_killed_anywhere_head_is_whole(root: Path) -> None:
                     step = (claim.commit_ref.step if claim.commit_ref else 0) + 1
                     runs.commit(claim, step)
             except Fenced:
-                continue
+                time.sleep(0.1 * number)  # or all do nothing but fence each other
 
     directory = RunDirectory(DiskStore(root))
     seen = 0
-    for _ in range(8):
+    for turn in range(8):
+        before = len(runs.committed(directory))
         with processes(3, write) as started:
-            time.sleep(0.25)
+            deadline = time.monotonic() + 30
+            while len(runs.committed(directory)) == before and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.003 * turn)
             for process in started:
                 process.kill()
         found = directory.head()
@@ -181,7 +185,7 @@ def test_killed_anywhere_head_is_whole(root: Path) -> None:
         seen = found[1]
     line = runs.committed(directory)
     assert [ref.step for ref in line] == list(range(1, len(line) + 1))
-    assert len(line) > 8
+    assert len(line) >= 8
     for ref in line:
         record = directory.read_commit(ref)
         assert [entry.step for file in record.step_log for entry in directory.read_step_log(file)] == [ref.step]

@@ -134,7 +134,10 @@ def test_an_unreadable_pin_stops_collection(directory: RunDirectory, disk: DiskS
 def test_only_the_start_that_last_swapped_head_collects(directory: RunDirectory, disk: DiskStore) -> None:
     old = trained(directory, range(1, 6))
     runs.claim(directory, restart=1)
+    store = FaultyStore(disk)
+    old.documents = RunDirectory(store)
     assert collect(old, LAST_ONLY) == Collected()
+    assert [call.method for call in store.calls] == ["get"], "it looks at HEAD, and at nothing more"
     assert len(there(disk)) == 5
 
 

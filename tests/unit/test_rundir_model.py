@@ -163,6 +163,7 @@ class Runs(RuleBasedStateMachine):
         if new != old:  # a submission or a claim: the next number, the commit untouched
             assert new in ((before.attempt + 1, 0), (before.attempt, before.start + 1)), f"{old} → {new}"
             assert after.commit == before.commit
+            assert after.attempt > before.attempt or after.restart_attempt >= before.restart_attempt
             return
         assert after.start > 0, "only a claimed start moves the commit"
         assert (after.pod_uid, after.restart_attempt) == (before.pod_uid, before.restart_attempt)
