@@ -34,7 +34,7 @@ def page(run: RunHistory, verdict: Verdict, summary: Mapping[str, Any], pictures
             "Timeline",
             pictures["timeline"],
             "One row per start: attempt.start and its device type. Phases are stacked in their natural order from when the start came up;"
-            " black ticks are commits, at their true times.",
+            " thin ticks are commits, at their true times.",
         ),
         _endings(run),
         _figure("Coverage", pictures["coverage"], _coverage_caption(run, summary)),
@@ -137,7 +137,7 @@ def _endings(run: RunHistory) -> str:
     rows = "".join(_ending_row(run, ending) for ending in run.endings)
     live = [s for s in run.starts if s.ending is None]
     rows += "".join(
-        f'<tr><td class="n">{s.name}</td><td>{_plan(run, s.record.attempt)}</td><td colspan="4">no ending yet: '
+        f'<tr><td class="n">{s.name}</td><td class="plan">{_plan(run, s.record.attempt)}</td><td colspan="4">no ending yet: '
         f"{escape(s.progress.phase if s.progress else 'Starting')}, step {s.last_step:,}</td></tr>"
         for s in live
     )
@@ -160,7 +160,7 @@ def _ending_row(run: RunHistory, ending: Ending) -> str:
     charged = "" if not ending.charged else "<small>counts against its budget</small>"
     good = "good" if ending.cause == "completed" else "cause"
     return (
-        f'<tr><td class="n">{name}</td><td>{_plan(run, ending.attempt)}</td>'
+        f'<tr><td class="n">{name}</td><td class="plan">{_plan(run, ending.attempt)}</td>'
         f'<td class="n">{first} → {last}<small>{escape(outcome(ending))}</small></td>'
         f'<td><b class="{good}">{escape(ending.cause)}</b><small>{escape(CAUSES.get(ending.cause, ""))}</small>{charged}</td>'
         f'<td class="facts"><ul>{facts}</ul></td><td class="n">{total}<small>{escape(spent)}</small></td></tr>'
@@ -171,7 +171,7 @@ def _plan(run: RunHistory, attempt: int) -> str:
     plan = run.specs[attempt].plan
     return (
         f"<b>{escape(plan.device_type)}</b>{f' × {plan.slices}' if plan.slices > 1 else ''}"
-        f"<small>{count(plan.devices, 'device')}<br>micro-batch {plan.micro_batch}<br>× accumulation {plan.accumulation}</small>"
+        f"<small>{count(plan.devices, 'device')}<br>micro-batch {plan.micro_batch}<br>× accumulation {plan.accumulation}</small>"
     )
 
 
@@ -235,7 +235,7 @@ CSS = """
 *{box-sizing:border-box}
 body{margin:0;background:var(--bg);color:var(--text);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 main{max-width:1060px;margin:0 auto;padding:32px 20px 64px}
-h1{font-size:25px;line-height:1.35;font-weight:650;margin:4px 0 22px;letter-spacing:-.01em;text-wrap:pretty}
+h1{font-size:23px;line-height:1.35;font-weight:650;margin:4px 0 22px;letter-spacing:-.01em;text-wrap:pretty}
 h1.good{border-left:5px solid var(--good);padding-left:14px}h1.bad{border-left:5px solid var(--bad);padding-left:14px}
 h2{font-size:17px;margin:0 0 12px}
 .eyebrow,.note,figcaption,small{color:var(--muted)}
@@ -254,6 +254,7 @@ th{text-align:left;color:var(--muted);font-weight:500;font-size:12.5px}
 th,td{padding:8px 14px 8px 0;border-bottom:1px solid var(--line);vertical-align:top}
 tr:last-child td{border-bottom:0}
 td.n{font-variant-numeric:tabular-nums;white-space:nowrap}td.n small{white-space:normal;min-width:110px}
+.plan{white-space:nowrap}
 .facts{min-width:230px}.facts ul{margin:0;padding:0;list-style:none;font:12px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 .good{color:var(--good)}.bad{color:var(--bad)}.cause{color:var(--cause)}h1.good{color:inherit}
 .proof td{padding:5px 14px 5px 0}

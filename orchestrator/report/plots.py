@@ -1,5 +1,6 @@
 """The three pictures: loss, timeline, coverage. Each is a pure function of RunHistory to a matplotlib Figure."""
 
+import math
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from typing import Any
@@ -85,7 +86,7 @@ def loss_figure(run: RunHistory, reference: RunHistory | None, theme: Theme) -> 
         )
     _mark_starts(axes, run, theme)
     main.set_ylabel("loss (nats per token)", color=theme.text)
-    figure.legend(loc="outside upper left", ncols=3, frameon=False, labelcolor=theme.text, fontsize=9)
+    figure.legend(loc="outside upper left", ncols=4, frameon=False, labelcolor=theme.text, fontsize=9)
     if reference:
         _difference(axes[1], run, reference, theme)
     axes[-1].set_xlabel("step (optimizer steps completed)", color=theme.text)
@@ -99,34 +100,42 @@ def _difference(panel: Axes, run: RunHistory, reference: RunHistory, theme: Them
     steps = sorted(run.curve.keys() & reference.curve.keys())
     gaps = [abs(run.curve[s].loss - reference.curve[s].loss) for s in steps]
     floor = min((gap for gap in gaps if gap > 0), default=1e-6)
+    top = max(max(gaps, default=0.0), floor)
     panel.plot(steps, gaps, color=theme.run, linewidth=1.2, marker=".", markersize=4)
     panel.set_yscale("symlog", linthresh=floor)
-    panel.set_ylim(-floor * 0.4, max(max(gaps, default=0.0) * 8, floor * 8))
+    panel.set_ylim(-floor * 0.4, top * 4)
+    decades = range(math.ceil(math.log10(floor)), math.floor(math.log10(top)) + 1)
+    ticks = [10.0**d for d in decades[:: max(1, len(decades) // 2)]] if top > floor else []
+    panel.set_yticks([0.0, *ticks], ["0", *(f"$10^{{{round(math.log10(t))}}}$" for t in ticks)])
+    panel.minorticks_off()
     panel.set_ylabel("|difference|", color=theme.text)
     exact = next((s for s, gap in zip(steps, gaps, strict=True) if gap > 0), None)
     last = (exact - 1) if exact else (steps[-1] if steps else 0)
-    note = f"exactly 0 through step {last}" + (
-        "; after that the devices changed, and sums are added in another order" if exact else ""
+    resize = run.first_resize_step
+    changed = f"; the devices first changed at step {resize:,}" if resize is not None else ""
+    panel.set_title(
+        f"difference of the losses: exactly 0 through step {last:,}{changed}",
+        loc="left",
+        fontsize=8.5,
+        color=theme.muted,
     )
-    panel.text(0.012, 0.80, note, transform=panel.transAxes, color=theme.muted, fontsize=8.5, va="center",
-               bbox={"facecolor": theme.background, "edgecolor": "none", "pad": 1.5}, zorder=6)  # fmt: skip
-    panel.yaxis.set_major_locator(MaxNLocator(3)) if not exact else None
 
 
 def _mark_starts(axes: Sequence[Axes], run: RunHistory, theme: Theme) -> None:
     """A thin line at the step where each start began; labels that would touch are stacked."""
-    top, last_x, level = axes[0], -1e9, 0
+    top = axes[0]
     low, high = top.get_ylim()
     top.set_ylim(low, high + (high - low) * 0.20)
-    spacing = max(run.target_step, 1) * 0.075
+    letter = max(run.target_step, 1) * 0.0085  # width of a letter, in steps
+    edges = [-math.inf] * 4  # where the labels of each line end
     places: dict[int, list[StartHistory]] = {}
     for start in run.starts:
         places.setdefault(start.first_step, []).append(start)
     for x, starts in sorted(places.items()):
         for panel in axes:
             panel.axvline(x, color=theme.muted, linewidth=0.8, linestyle=(0, (2, 3)), zorder=1)
-        level = (level + 1) % 3 if x - last_x < spacing else 0
-        last_x = x
+        level = next((i for i, edge in enumerate(edges) if edge < x), 0)
+        edges[level] = x + letter * (len(_names(starts)) + 2)
         top.annotate(
             _names(starts),
             (x, 0.975 - 0.062 * level),

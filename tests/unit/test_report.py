@@ -99,7 +99,7 @@ def test_the_page_shows_each_start_with_cause_evidence_and_plan(
     for start, life in zip(run.starts, STORY, strict=True):
         assert f">{start.name}<" in html
         assert life.cause in html
-    assert "micro-batch\u00a016<br>× accumulation\u00a016" in html
+    assert "micro-batch 16<br>× accumulation 16" in html
     assert "signal = 9 (SIGKILL, killed at once without a chance to save)" in html
 
 
