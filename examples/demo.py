@@ -107,7 +107,7 @@ def story(run: Watched) -> Iterator[Interruption]:
     )
     yield Interruption(
         "shrink",
-        "capacity falls to 2 devices: another plan, four times the accumulation, the same batch",
+        "capacity falls to 2 devices: another plan, more accumulation, the same batch",
         # Every lost step has been done again by now, on the same devices: all of them must be bit-equal.
         lambda s: s.key > last[0] and s.phase == "Training" and s.step > max(lost[0], s.committed) + 1,
         capacity(2),
@@ -243,6 +243,7 @@ def main() -> int:
             demo.screen.doing("tokenising the Python standard library's sources")
             demo.prepare()
             demo.screen.say("the run begins; what it compiles is kept for every later start")
+            demo.screen.doing("compiling the training step")
             run = demo.begin("demo")
             demo.wait_for("the first step", lambda s: s.phase == "Training")
             demo.screen.say("beside it begins the reference, which nobody disturbs")
@@ -251,7 +252,7 @@ def main() -> int:
             reference = demo.begin("reference", checkpoint=checkpoint, evaluation={})
             demo.interrupt(run)
             demo.finish()
-            demo.screen.doing("checking the records of both runs, drawing the report")
+            demo.screen.doing("")
     except Broken as error:
         print(f"demo failed: {error}", file=sys.stderr)
         return 1
@@ -264,15 +265,17 @@ def main() -> int:
 
 def conclude(demo: Demo, run: Watched, reference: Watched, began: float) -> int:
     """verify, report, and a short verdict. The exit code is 1 when any proof fails."""
+    print(f"\nuntildone verify {run.folder} --against {reference.folder}", flush=True)
     checked = subprocess.run(
         [*UNTILDONE, "verify", str(run.folder), "--against", str(reference.folder)], cwd=ROOT, check=False
     )
+    print(flush=True)
     reported = subprocess.run(
         [*UNTILDONE, "report", str(run.folder), "--reference", str(reference.folder), "-o", str(demo.out)],
         cwd=ROOT,
         check=False,
     )
-    print(f"{time.monotonic() - began:.0f} s in all; open {demo.out / 'report.html'}")
+    print(f"{time.monotonic() - began:.0f} s in all")
     return 1 if checked.returncode or reported.returncode else 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.clusters.local import LocalCluster
 from trainer.errors import ConfigurationError
-from trainer.rundir.records import Progress
+from trainer.rundir.records import Phase, Progress
 from trainer.rundir.rundir import RunDirectory
 
 
@@ -66,7 +66,7 @@ class Watched:
         return Sight(
             attempt=head.attempt,
             start=head.start,
-            phase="Starting" if over or progress is None else progress.phase,
+            phase=_phase(progress, over),
             step=max(committed, _step(progress)) if not over else committed,
             committed=committed,
             loss=progress.loss if progress else None,
@@ -97,6 +97,13 @@ class Watched:
             if step.isdigit() and not (self.folder / "commits" / sight.name / f"{step}.json").exists():
                 return int(step)
         return None
+
+
+def _phase(progress: Progress | None, over: bool) -> Phase:
+    """What a start does; between two of them the next one is on its way."""
+    if progress is None or (over and progress.phase != "Done"):
+        return "Starting"
+    return progress.phase
 
 
 def _step(progress: Progress | None) -> int:
@@ -167,7 +174,7 @@ class Fancy:
         self._live.console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {text}", highlight=False)
 
     def doing(self, text: str) -> None:
-        self._now = self._text(f"→ {text}", style="yellow")
+        self._now = self._text(f"→ {text}" if text else "", style="yellow")
         self._live.update(self._render())
 
     def show(self, name: str, sight: Sight) -> None:

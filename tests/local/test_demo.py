@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +26,11 @@ class DemoResult:
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoResult]:
+def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
     out = tmp_path_factory.mktemp("demo") / "out"
     command = [sys.executable, "examples/demo.py", "--out", str(out)]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    yield DemoResult(out, process)
+    return DemoResult(out, process)
 
 
 pytestmark = pytest.mark.timeout(1000)

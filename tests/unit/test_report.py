@@ -1,5 +1,6 @@
 """The report: figures that can be computed by hand from the made-up run, and a page that needs nothing but itself."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -135,7 +136,7 @@ def test_timeline_segments_follow_each_other_without_gaps(run: RunHistory) -> No
     for start in run.starts:
         parts = segments(start)
         assert parts[0][0] == "queue"
-        for (_, left, width), (_, following, _) in zip(parts, parts[1:], strict=False):
+        for (_, left, width), (_, following, _) in itertools.pairwise(parts):
             assert left + width == pytest.approx(following, abs=1e-9)
         assert sum(width for *_, width in parts) == pytest.approx(sum(start.phase_seconds.values()))
 
