@@ -18,6 +18,10 @@ from orchestrator.lifecycle import live_progress
 from trainer.rundir.records import Ending
 
 
+# What these words mean needs no sentence beside them.
+SELF_EVIDENT = ("Starting", "Restoring", "Compiling", "Training", "Saving")
+
+
 @dataclass(frozen=True)
 class Shown:
     """One look, in the words and figures of a progress line."""
@@ -66,7 +70,7 @@ def describe(run: TrainingRun, look: Look) -> Shown:
         loss=e.loss,
         tokens_per_second=progress.tokens_per_second if progress else None,
         eta=eta,
-        message="" if progress and e.status in ("Training", "Saving") else e.what,
+        message="" if e.status in SELF_EVIDENT else e.what,
         endings=tuple(_ended(ending) for ending in look.observation.endings),
     )
 
@@ -146,7 +150,7 @@ class TerminalWatch(AbstractContextManager["TerminalWatch"]):
         print_ = self._progress.console.print
         for ending in now.endings[len(self._last.endings) if self._last else len(now.endings) :]:
             print_(f"{_clock()} {ending}", style="yellow", highlight=False)
-        if self._last is not None and now.attempt != self._last.attempt and now.attempt != "-":
+        if self._last is not None and now.attempt != self._last.attempt and not now.attempt.endswith((".0", "-")):
             print_(f"{_clock()} attempt {now.attempt} on {now.plan}", highlight=False)
         figures = [now.status, f"{now.attempt} {now.plan}"]
         if now.loss is not None:
@@ -155,7 +159,7 @@ class TerminalWatch(AbstractContextManager["TerminalWatch"]):
             figures.append(f"{rate(now.tokens_per_second)} tok/s")
         if now.eta is not None:
             figures.append(f"eta {duration(now.eta)}")
-        if now.message and now.tokens_per_second is None:
+        if now.message:
             figures.append(now.message)
         self._progress.update(self._task, completed=now.step, total=max(now.target, 1), figures=" · ".join(figures))
         self._last = now

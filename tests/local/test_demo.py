@@ -96,7 +96,7 @@ def test_the_done_run_submits_nothing_more(demo: DemoResult) -> None:
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert again.returncode == 0, again.stderr
-    assert "nothing was submitted" in again.stdout
+    assert "already done" in again.stdout
     assert sorted((demo.out / "run" / "attempts").iterdir()) == attempts
 
 

@@ -80,7 +80,7 @@ def test_leave_come_back_and_come_back_when_it_is_done(tmp_path: Path) -> None:
     assert done.returncode == 0
     body = json.loads(done.stdout)
     assert body["status"] == "Completed"
-    assert "nothing was submitted" in body["message"]
+    assert "already done" in body["message"]
     status = subprocess.run(command(tmp_path, "status"), cwd=ROOT, capture_output=True, text=True, check=False)
     assert status.stdout.splitlines()[1].split()[:4] == ["walk", "Completed", "8", "8"]
     verified = subprocess.run(
