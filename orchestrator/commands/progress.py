@@ -17,7 +17,6 @@ from orchestrator.explain import explanation
 from orchestrator.lifecycle import live_progress
 from trainer.rundir.records import Ending
 
-
 # What these words mean needs no sentence beside them.
 SELF_EVIDENT = ("Starting", "Restoring", "Compiling", "Training", "Saving")
 
