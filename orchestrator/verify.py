@@ -224,7 +224,9 @@ def read_audit(body: Mapping[str, Any], run: RunHistory) -> tuple[list[Check], d
     order = Check(
         "order",
         body["problem_count"] == 0,
-        _or_problems(f"the ids that reached the devices are the order's ({body['order']}) in each of {steps:,} steps", problems),
+        _or_problems(
+            f"the ids that reached the devices are the order's ({body['order']}) in each of {steps:,} steps", problems
+        ),
     )
     again = Check(
         "redone",
