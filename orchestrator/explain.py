@@ -29,6 +29,7 @@ from orchestrator.decisions import (
 from orchestrator.lifecycle import WORDS, live_progress
 from orchestrator.observe import Observation
 from orchestrator.planning import shown
+from orchestrator.preconditions import reached
 from trainer.frozen import Frozen
 from trainer.rundir.records import Category, Ending, Evidence
 
@@ -92,7 +93,7 @@ def status_word(run: TrainingRun, o: Observation, decision: Decision) -> StatusW
         case DeleteGang() if run.spec.suspend:
             return "Suspended"
         case _:
-            return _word_of_gang(o)
+            return "Saving" if reached(run, o) else _word_of_gang(o)
 
 
 def explanation(run: TrainingRun, o: Observation, decision: Decision, now: float) -> Explanation:

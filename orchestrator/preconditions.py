@@ -84,4 +84,4 @@ def _ledger_is_complete(o: Observation) -> bool:
 
 def done_message(run: TrainingRun, o: Observation) -> str:
     commit = o.head.commit if o.head else None
-    return f"target step {run.spec.target_step} is committed ({commit}); there is nothing to submit"
+    return f"target step {run.spec.target_step} is committed ({commit})"

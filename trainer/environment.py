@@ -58,7 +58,8 @@ def prepare_jax(plan: Plan, compile_cache: str | None, family: str) -> None:
     """
     if family == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
-        os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
+        if plan.processes > 1:  # one process has cheaper collectives of its own
+            os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
         kept = [
             flag
             for flag in os.environ.get("XLA_FLAGS", "").split()

@@ -62,6 +62,7 @@ class Training:
         checkpoints = Checkpoints()
         restorer = Restorer(self.rundir, self.claim, self.gang, checkpoints, self.recipe, self.mesh)
         restored = restorer.restore(record, settings.init_from)
+        self.order.require(restored.step, settings.target_step)
         self.watchdog.beat("compiling")
         commit = restored.commit.ref if restored.commit else None
         self.monitor.step, self.monitor.committed_step = restored.step, commit.step if commit else 0

@@ -69,7 +69,7 @@ def run_command(file: Path, local: Path | None, timeout: float | None, take_over
     )
     message = outcome.message
     if outcome.word == "Completed" and not watch.acted:
-        message = f"already done: {message}"
+        message = f"already done: {message}; nothing was submitted"
     if expired.is_set() and outcome.word == "Interrupted" and timeout is not None:
         message = f"not done within {duration(timeout)}: {message}"
     if as_json:
