@@ -5,8 +5,6 @@ from typing import Any
 
 import click
 
-from trainer.errors import ConfigurationError
-
 
 @click.command()
 @click.option("--run-directory", metavar="URI", help="folder or gs:// prefix [UNTILDONE_RUN_DIRECTORY]")
@@ -65,17 +63,3 @@ def evaluate(run_directory: str, step: int | None, data_root: str | None, device
     else:
         counted = f"{body['instances']} instances (ids {body['ids']})"
         click.echo(f"step {body['step']}: held-out loss {body['loss']:.6f} over {counted}")
-
-
-def parse_overrides(given: tuple[str, ...]) -> dict[str, Any]:
-    """FIELD=VALUE pairs; a value is JSON if it parses, else text."""
-    found: dict[str, Any] = {}
-    for pair in given:
-        field, sign, text = pair.partition("=")
-        if not sign or not field:
-            raise ConfigurationError(f"--set {pair!r}: write FIELD=VALUE, for example model.n_layers=2")
-        try:
-            found[field] = json.loads(text)
-        except ValueError:
-            found[field] = text
-    return found

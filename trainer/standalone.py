@@ -4,12 +4,12 @@ The run directory is the same as any other's, so `verify` and the orchestrator c
 from either.
 """
 
+import json
 import os
 import uuid
 from typing import Any
 
 from trainer import recipe as recipes
-from trainer.commands import parse_overrides
 from trainer.distributed import free_port
 from trainer.environment import GangEnvironment, prepare_jax
 from trainer.errors import ConfigurationError
@@ -170,3 +170,17 @@ def evaluate_commit(run_directory: str, step: int | None, data_root: str | None,
         "ids": result.ids,
         "seconds": result.seconds,
     }
+
+
+def parse_overrides(given: tuple[str, ...]) -> dict[str, Any]:
+    """FIELD=VALUE pairs; a value is JSON if it parses, else text."""
+    found: dict[str, Any] = {}
+    for pair in given:
+        field, sign, text = pair.partition("=")
+        if not sign or not field:
+            raise ConfigurationError(f"--set {pair!r}: write FIELD=VALUE, for example model.n_layers=2")
+        try:
+            found[field] = json.loads(text)
+        except ValueError:
+            found[field] = text
+    return found

@@ -5,14 +5,12 @@ The order is the protocol's: nothing is written below attempts/<n>/<k>/ before t
 
 import contextlib
 import json
-import platform
 import sys
 import threading
 import time
 from dataclasses import asdict
 from typing import Any, NoReturn
 
-import trainer
 from trainer.departure import PEER_LOST, Departure, End
 from trainer.distributed import Gang, Identity, Termination, compare, join
 from trainer.environment import GangEnvironment, prepare_jax
@@ -25,6 +23,7 @@ from trainer.rundir.claims import Claim
 from trainer.rundir.records import AttemptSpec, CommitRecord, ExitRecord, Progress, StartRecord
 from trainer.rundir.rundir import RunDirectory
 from trainer.steplog import StepLog
+from trainer.versions import versions
 from trainer.watchdog import Watchdog
 
 
@@ -298,17 +297,6 @@ def read_orders(rundir: RunDirectory, environment: GangEnvironment) -> tuple[Att
             f"({spec.plan.device_type}) has {spec.plan.processes} processes"
         )
     return spec, stored.recipe
-
-
-def versions() -> dict[str, str]:
-    """Of everything whose change could change the numbers."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {"python": platform.python_version(), "untildone": getattr(trainer, "__version__", "0")}
-    for package in ("jax", "jaxlib", "orbax-checkpoint", "grain", "numpy", "libtpu"):
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def _import_late_ones() -> None:

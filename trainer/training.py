@@ -24,6 +24,7 @@ from trainer.rundir.claims import Claim
 from trainer.rundir.records import AttemptSpec, CommitRecord, CommitRef
 from trainer.rundir.rundir import RunDirectory
 from trainer.steplog import StepLog
+from trainer.versions import versions
 from trainer.watchdog import Watchdog
 
 
@@ -55,7 +56,6 @@ class Training:
         from jax.experimental import multihost_utils
 
         from trainer.digest import state_digest
-        from trainer.train import versions
 
         settings, plan = self.spec.settings, self.spec.plan
         compilation = Compilation(self.recipe, plan, self.mesh)

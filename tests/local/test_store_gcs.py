@@ -13,8 +13,9 @@ from tests.support.gcs_server import GcsServer
 from tests.support.store_conformance import CHECKS, Open, check_create_from_file
 from trainer.errors import StorageUnavailable
 from trainer.rundir.gcs import GcsStore
+from trainer.rundir.opening import open_store
 from trainer.rundir.rundir import RunDirectory
-from trainer.rundir.store import StoreRefused, open_store
+from trainer.rundir.store import StoreRefused
 
 _numbers = count()
 

@@ -11,8 +11,9 @@ from trainer.data import order_table
 from trainer.data.commands import data
 from trainer.data.order import BatchOrder, open_order, table_key
 from trainer.errors import ConfigurationError, TrainerError
+from trainer.rundir.opening import open_store
 from trainer.rundir.rundir import RunDirectory
-from trainer.rundir.store import AlreadyExists, open_store
+from trainer.rundir.store import AlreadyExists
 
 RECIPE = sized(1000, kind="olmo_core")
 KEY = table_key(1000, 34521, 0)

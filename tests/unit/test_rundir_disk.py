@@ -11,8 +11,9 @@ import pytest
 from tests.support import runs
 from trainer.errors import ConfigurationError, StorageUnavailable
 from trainer.rundir.disk import SWEEP_SECONDS, DiskStore
+from trainer.rundir.opening import open_store
 from trainer.rundir.rundir import RunDirectory
-from trainer.rundir.store import AlreadyExists, Conflict, StorageFull, StoreRefused, open_store
+from trainer.rundir.store import AlreadyExists, Conflict, StorageFull, StoreRefused
 
 
 @pytest.fixture

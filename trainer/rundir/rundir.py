@@ -16,6 +16,7 @@ from trainer.rundir import claims, lineage, steplog, submission
 from trainer.rundir.claims import Claim, ClaimStopped
 from trainer.rundir.documents import Documents
 from trainer.rundir.ledger import Ledger
+from trainer.rundir.opening import open_store
 from trainer.rundir.records import (
     AttemptSpec,
     CommitRecord,
@@ -33,7 +34,7 @@ from trainer.rundir.records import (
     StepLogFile,
     Submitted,
 )
-from trainer.rundir.store import Store, open_store
+from trainer.rundir.store import Store
 
 RECIPE, INIT = "recipe.json", "init.json"
 SHOWN_DIFFERENCES = 8
