@@ -116,9 +116,10 @@ def describe_error(error: Exception) -> tuple[str, Exit]:
     from orchestrator.clusters.base import ClusterUnavailable
     from orchestrator.registry import RunNotFound
     from trainer.errors import ConfigurationError, StorageUnavailable, TrainerError, TruthUnknown
+    from trainer.rundir.store import StoreMissing
 
     text = " ".join(str(error).split())
-    if isinstance(error, RunNotFound):
+    if isinstance(error, (RunNotFound, StoreMissing)):
         return text, Exit.NOT_FOUND
     if isinstance(error, ConfigurationError):
         return text, Exit.USAGE

@@ -4,6 +4,7 @@ Orbax does not notice damage: a flipped bit in a data file restores without an e
 record keeps size and crc32c of every file, compared before anything is read, and the state digest, compared after.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         self._ocp = ocp
+        # It warns at every call where there are no Google credentials, as on a server of the API that needs none.
+        logging.getLogger("gcsfs").setLevel(logging.ERROR)
         # Only scalars and norms are replicated: cutting them among replicas saves nothing and compiles a program each.
         arrays = ocp.type_handlers.create_type_handler_registry(
             (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False))

@@ -76,6 +76,12 @@ def test_the_live_start_needs_no_ending() -> None:
     assert "ledger" not in failing(write(STORY[:4], done=False))
 
 
+def test_a_start_without_an_orchestrator_needs_no_ending() -> None:
+    store = write()
+    del store.objects["attempts/2/endings/1.json"]
+    assert failing(edit(store, "attempts/2/spec.json", submitted_by="process 7")) == {}
+
+
 def test_an_ending_that_is_charged_twice_fails_the_ledger() -> None:
     store = write()
     twice = json.loads(store.objects["attempts/3/endings/1.json"]) | {"index": 2}

@@ -154,13 +154,11 @@ def _open(uri: str) -> "RunDirectory":
     """The run directory at `uri`. Raises NoSuchRun where there is none, StorageUnavailable where that is not known."""
     from trainer.data.audit import NoSuchRun
     from trainer.rundir.rundir import RunDirectory
-    from trainer.rundir.store import StoreRefused
+    from trainer.rundir.store import StoreMissing
 
-    if "://" not in uri and not Path(uri).is_dir():
-        raise NoSuchRun(f"{uri}: no such folder")
     try:
         return RunDirectory.open(uri)
-    except StoreRefused as error:
+    except StoreMissing as error:
         raise NoSuchRun(str(error)) from None
 
 

@@ -21,7 +21,7 @@ import google_crc32c
 
 from trainer.errors import StorageUnavailable, TrainerError
 from trainer.rundir.files import ABSENT, exists, file_system, identity, remove, sync
-from trainer.rundir.store import AlreadyExists, Blob, Conflict, NotFound, Stat, StorageFull, StoreRefused
+from trainer.rundir.store import AlreadyExists, Blob, Conflict, NotFound, Stat, StorageFull, StoreMissing, StoreRefused
 
 TEMPORARY = ".tmp"  # at the root, so that link and rename stay inside one file system
 SWEEP_SECONDS = 24 * 3600.0
@@ -35,7 +35,7 @@ class DiskStore:
         self.uri = str(self.root)
         try:
             if not self.root.is_dir():
-                raise StoreRefused(
+                raise StoreMissing(
                     f"run directory {self.root}: no such folder; check the path, or that its disk is mounted"
                 )
             self._identity = identity(self.root)

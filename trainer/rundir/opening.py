@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from trainer.rundir.store import Store, StoreRefused
+from trainer.rundir.store import Store, StoreMissing, StoreRefused
 
 
 def open_store(uri: str, create: bool = False) -> Store:
@@ -15,7 +15,7 @@ def open_store(uri: str, create: bool = False) -> Store:
 
         bucket = GcsStore(uri)
         if not create and not bucket.present():
-            raise StoreRefused(f"run directory {uri}: no object below this prefix; check the bucket and the path")
+            raise StoreMissing(f"run directory {uri}: no object below this prefix; check the bucket and the path")
         return bucket
     if "://" in uri and not uri.startswith("file://"):
         raise StoreRefused(f"run directory {uri}: unknown scheme; use gs://bucket/path or a folder on disk")

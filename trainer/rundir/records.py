@@ -110,7 +110,9 @@ class AttemptSpec(Record):
     plan: Plan
     settings: Settings
     image: str = Field(description="image digest, or the trainer's version on the local cluster")
-    submitted_by: str = ""
+    submitted_by: str = Field(
+        default="", description="the process that trains without an orchestrator; nobody writes such an attempt's ledger"
+    )
 
 
 class Submitted(Record):

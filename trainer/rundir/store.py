@@ -29,6 +29,10 @@ class StoreRefused(ConfigurationError):
     """This store can never work as it is: missing, read-only, or its file system lacks what a swap needs."""
 
 
+class StoreMissing(StoreRefused):
+    """There is no run directory at this place."""
+
+
 class StorageFull(StorageUnavailable):
     """No space left: this call changed nothing. Waiting a few seconds does not help, so it is not sent again."""
 

@@ -1,0 +1,48 @@
+"""The trainer on a bucket: the same run directory, commits, resume and proofs as on disk."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.gang import ROOT
+from tests.support.gcs_server import GcsServer
+
+RECIPE = """
+from tests.support.gang import small_recipe
+
+recipe = small_recipe
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_run_in_a_bucket_is_resumed_and_proven(tmp_path: Path, corpus: Path, compile_cache: Path) -> None:
+    (tmp_path / "small.py").write_text(RECIPE)
+    with GcsServer() as server:
+        server.create_bucket("runs")
+        env = {**os.environ, **server.environment, "PYTHONPATH": str(ROOT)}
+
+        def call(*command: str, expect: int = 0) -> str:
+            done = subprocess.run(
+                [sys.executable, "-m", *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
+            )
+            assert done.returncode == expect, done.stderr[-3000:]
+            assert "WARNING" not in done.stderr, done.stderr
+            return done.stdout
+
+        def train(target: int) -> None:
+            where = ("--data-root", str(corpus), "--run-directory", "gs://runs/small", "--device", "cpu-2")
+            much = ("--target", str(target), "--commit-every", "2", "--compile-cache", str(compile_cache))
+            call("trainer", "train", "--recipe", str(tmp_path / "small.py"), *where, *much)
+
+        train(3)
+        train(6)
+        coverage = json.loads(call("trainer", "data", "audit", "gs://runs/small", "--json"))
+        assert (coverage["steps"], coverage["repeated_instances"], coverage["missed_instances"]) == (6, 0, 0)
+        verdict = call("orchestrator", "verify", "gs://runs/small")
+        assert "every file with the checksum it was committed with" in verdict
+        assert "all " in verdict
+        call("orchestrator", "verify", "gs://runs/nothing", expect=4)
