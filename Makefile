@@ -37,9 +37,8 @@ bench: env  ## the benchmarks that need no peer; each prints a ratio
 bench-maxtext: env  ## installs MaxText beside us and compares step time and start-up
 	@$(RUN) benchmarks/maxtext.py
 
-lock:  ## compile the pinned requirement files from pyproject.toml (needs uv in .tools)
+lock: env  ## compile the pinned requirement file from pyproject.toml
 	@.tools/bin/uv pip compile --quiet --no-header --no-emit-index-url --universal --python-version 3.12 --all-extras pyproject.toml -o requirements/dev.txt
-	@.tools/bin/uv pip compile --quiet --no-header --no-emit-index-url --universal --python-version 3.12 pyproject.toml -o requirements/orchestrator.txt
 
 clean:  ## remove what the commands above made
 	@rm -rf .venv .tools .cache demo-out bench-out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
