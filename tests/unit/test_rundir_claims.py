@@ -74,6 +74,24 @@ def test_an_equal_restart_claims_again_and_fences_the_older(directory: RunDirect
     runs.commit(new, 2)
 
 
+def test_a_start_restores_what_its_own_claim_says_and_not_what_head_says_then(disk: DiskStore) -> None:
+    """Its successor claims and commits right after its swap: it must not take the successor's HEAD for its own."""
+    runs.commit(runs.claim(runs.begun(disk)), 2)
+
+    class Overtaken(DiskStore):
+        def swap(self, key: str, data: bytes, expected: int) -> int:
+            generation = super().swap(key, data, expected)
+            runs.commit(runs.claim(reopened(disk), pod="later"), 4)
+            return generation
+
+    old = runs.claim(RunDirectory(Overtaken(disk.root)), pod="early")
+    assert (old.start, old.restore and old.restore.step) == (2, 2)
+    assert (head(disk).start, head(disk).pod_uid) == (3, "later")
+    old.documents.store.swap = disk.swap  # type: ignore[method-assign]
+    with pytest.raises(Fenced):
+        runs.commit(old, 3)
+
+
 def test_another_nonce_is_fenced(directory: RunDirectory) -> None:
     with pytest.raises(Fenced, match="nonce"):
         directory.claim(1, "other", "pod", 0)

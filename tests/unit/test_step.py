@@ -15,6 +15,7 @@ from trainer.digest import hash_text, state_digest
 from trainer.errors import ConfigurationError
 from trainer.model import ParamSpec
 from trainer.optimizer import Window
+from trainer.schedule import learning_rate
 from trainer.sharding import make_mesh, mesh_of, put_batch, sharded_dim
 from trainer.step import TrainState, abstract_state, init_state, make_eval_step, make_train_step
 
@@ -124,6 +125,10 @@ def test_a_spike_is_skipped_but_the_step_counts() -> None:
     assert changed == {"step", "window/losses", "window/grad_norms", "window/seen"}
     assert int(after.step) == int(before.step) + 1
     assert float(after.window.losses[200 % 128]) == float(metrics["loss"])
+    # The schedule goes by steps, not by updates; Adam's bias correction goes by updates.
+    assert (int(after.step), int(after.count)) == (2, 1)
+    _, (third,) = run(1, 1, 1, after, first=2)
+    assert third["lr"] == learning_rate(RECIPE.schedule, 3) != learning_rate(RECIPE.schedule, 2)
 
 
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
