@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from trainer.errors import ConfigurationError
@@ -21,6 +21,8 @@ from trainer.settings import InitFrom as InitFromSettings
 from trainer.settings import Keep as KeepSettings
 
 API_VERSION = "untildone.dev/v1alpha1"
+LONGEST_SECONDS = 10 * 365 * 86400.0  # what is longer is a slip of the pen, and no timer takes it
+STEP_LIMIT = 2**31  # the trainer counts steps in 32 bits
 NAME_LIMIT = 40  # <run>-a<attempt>-<job>-<index>-<index>-<hash> has to stay below the 63 characters of a DNS label
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -36,8 +38,8 @@ def parse_duration(value: object) -> float:
         if match is None:
             raise ValueError('not a duration; write it as "300s", "5m", "1h30m", or a number of seconds')
         seconds = sum(float(part or 0) * unit for part, unit in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
-    if not 0 <= seconds < float("inf"):
-        raise ValueError("a duration cannot be negative or infinite")
+    if not 0 <= seconds <= LONGEST_SECONDS:
+        raise ValueError("a duration is between 0 and ten years")
     return seconds
 
 
@@ -48,6 +50,15 @@ class Document(Frozen):
     """Part of a TrainingRun: camelCase only."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=False, validate_by_alias=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """YAML's true, yes and on would otherwise count as 1."""
+        wanted = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and wanted is not bool:
+            raise ValueError("true and false (also yes, no, on, off) are no value for this field")
+        return value
 
 
 class RecipeRef(Document):
@@ -216,7 +227,7 @@ class Spec(Document):
 
     recipe: RecipeRef
     data: DataRef
-    target_step: int = Field(gt=0, description="the run is done when a commit at this step exists")
+    target_step: int = Field(gt=0, lt=STEP_LIMIT, description="the run is done when a commit at this step exists")
     run_directory: str = Field(description="folder or gs:// prefix that belongs to this run alone")
     ladder: tuple[LadderRung, ...] = Field(min_length=1, description="accepted hardware, best first")
     go_up: GoUp = GoUp()

@@ -17,8 +17,9 @@ NO_NEW_COMMIT: Literal["no-new-commit"] = "no-new-commit"
 
 # Not counted in noNewCommit: somebody else took the machines, or the store was away (it has its own budget).
 _OUTSIDE: frozenset[Category] = frozenset({"storage"})
-# After these nothing failed, so there is nothing to wait for.
-_NO_PAUSE: frozenset[Category] = frozenset({"preempted", "maintenance", "plan-change", "completed"})
+# After these nothing failed, so there is nothing to wait for, unless the ending was charged: `deactivated` is not where
+# spec.suspend asked for it.
+_NO_PAUSE: frozenset[Category] = frozenset({"preempted", "maintenance", "plan-change", "completed", "deactivated"})
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,9 @@ def _shown(end: ContainerEnd) -> Evidence:
 def _quoted(end: ContainerEnd, record: ExitRecord | None) -> tuple[Evidence, ...]:
     if record is None:
         return ()
-    text = f"{record.reason}: {record.error}" if record.error else record.reason
+    # Often the error is the reason with its class in front: said once.
+    said_once = record.error.endswith(record.reason)
+    text = record.error if record.error and said_once else f"{record.reason}: {record.error}".removesuffix(": ")
     return (Evidence(source=f"exit.json of pod {end.pod}", field="reason", value=_short(text)),)
 
 

@@ -170,7 +170,9 @@ def render(e: Explanation) -> str:
         lines.append(f"  Last end {start}: {end.cause} ({charged}), step {end.last_committed_step} committed")
     for index, fact in enumerate(e.evidence[:EVIDENCE_SHOWN]):
         head = "  Evidence " if index == 0 else "           "
-        lines.append(f"{head}{fact.source}: {fact.field} = {_one_line(fact.value)}")
+        # What a program said of itself ends with the fix: it is never cut short.
+        value = " ".join(fact.value.split()) if fact.field == "reason" else _one_line(fact.value)
+        lines.append(f"{head}{fact.source}: {fact.field} = {value}")
     if len(e.evidence) > EVIDENCE_SHOWN:
         lines.append(f"           and {len(e.evidence) - EVIDENCE_SHOWN} more (--json)")
     for index, budget in enumerate(e.budgets):

@@ -37,7 +37,7 @@ from orchestrator.observe import (
 )
 from orchestrator.planning import Rung, settings, shown
 from orchestrator.preconditions import done_message, freeze, reached, refusal
-from trainer.rundir.records import AttemptSpec, Evidence, Phase, Progress
+from trainer.rundir.records import AttemptSpec, Ending, Evidence, Phase, Progress
 
 CONFIRM_SECONDS = 1.0
 NEVER = Mark(0, 0.0)
@@ -274,7 +274,8 @@ def _next_attempt(run: TrainingRun, o: Observation, now: float) -> Decision:
         )
         message = (
             f"{what} since step {o.committed_step} was committed; spec.budgets.{field} is {out.limit}. Last: attempt "
-            f"{last.attempt}, {last.cause}. Remove the cause, then raise spec.budgets.{field} to go on from there"
+            f"{last.attempt}, {last.cause}{_said(last)}. Remove the cause, then raise spec.budgets.{field} to go on from "
+            "there"
         )
         return GiveUp(message, out.cause, last.evidence)
     if run.spec.suspend:
@@ -305,6 +306,12 @@ def _spec(run: TrainingRun, o: Observation, attempt: int, rung: Rung) -> Attempt
 
 def _delete(run: TrainingRun, gang: Gang, why: str) -> DeleteGang:
     return DeleteGang(gang.name, gang.uid, run.spec.grace_period, why)
+
+
+def _said(ending: Ending) -> str:
+    """ ": " and what the program said as it ended, where it said something: the field to change, often."""
+    reason = next((fact.value for fact in ending.evidence if fact.field == "reason"), "")
+    return f": {' '.join(reason.split()).rstrip('.')}" if reason else ""
 
 
 def _suspended() -> Wait:

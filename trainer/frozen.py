@@ -35,16 +35,32 @@ class Frozen(BaseModel):
 def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
     """One line per problem: dotted field, what is wrong, and for an unknown field the nearest known one."""
     lines = []
-    for problem in error.errors():
+    problems = sorted(error.errors(), key=lambda problem: problem["type"] == "missing")  # a misspelt field explains it
+    for problem in problems:
         path = ".".join(str(part) for part in problem["loc"]) or "document"
         if problem["type"] == "extra_forbidden":
             known = _fields_at(model, problem["loc"][:-1])
             near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(sorted(known))}"
             lines.append(f"{path}: unknown field; {hint}")
+        elif problem["type"] == "missing":
+            lines.append(f"{path}: required, but not there")
         else:
-            lines.append(f"{path}: {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r})")
+            lines.append(f"{path}: {_said(problem['msg'])}{_got(problem['input'])}")
     return "; ".join(lines)
+
+
+def _said(message: str) -> str:
+    """pydantic's words, in those of a document: what is a tuple here is a list there."""
+    return message.removeprefix("Value error, ").replace("Tuple", "List").replace("tuple", "list")
+
+
+def _got(value: Any, limit: int = 60) -> str:
+    """The refused value, where it helps: a whole mapping or list does not, nor the end of a long text."""
+    if isinstance(value, (dict, list, tuple)) and value:
+        return ""
+    shown = repr(value)
+    return f" (got {shown if len(shown) <= limit else shown[: limit - 1] + '…'})"
 
 
 def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:

@@ -36,7 +36,8 @@ def run_command(file: Path, local: Path | None, timeout: float | None, take_over
     from orchestrator.api import load_run
     from orchestrator.clusters.local import LocalCluster
     from orchestrator.commands.progress import Watch, plain_watch, terminal_watch
-    from orchestrator.daemon import resume_until_done
+    from orchestrator.daemon import Look, resume_until_done
+    from orchestrator.decisions import Refused
     from orchestrator.registry import KnownRun, default_local, remember
 
     run = load_run(file)
@@ -45,6 +46,7 @@ def run_command(file: Path, local: Path | None, timeout: float | None, take_over
     watch: Watch = terminal_watch(run) if watched else plain_watch(run, quiet=as_json)
     stop = threading.Event()
     expired = threading.Event()
+    noted = threading.Event()
 
     def expire() -> None:
         expired.set()
@@ -54,14 +56,22 @@ def run_command(file: Path, local: Path | None, timeout: float | None, take_over
     cluster = LocalCluster(folder)
     place = run.spec.run_directory
     place = place if "://" in place else os.path.abspath(place)
-    remember(folder, KnownRun(name=run.name, run_directory=place, file=str(file.resolve())))
+    known = KnownRun(name=run.name, run_directory=place, file=str(file.resolve()))
+
+    def show(look: Look) -> None:
+        # What was refused is not noted: `status` goes on with the file that the run was last accepted with.
+        if not noted.is_set() and not isinstance(look.decision, Refused):
+            remember(folder, known)
+            noted.set()
+        watch.show(look)
+
     with watch:
         # On a terminal the watch owns the screen, and only what is wrong is logged beside it.
         logs.configure(level="warning" if watched else "info")
         if timer is not None:
             timer.daemon = True
             timer.start()
-        outcome = resume_until_done(run, cluster, on_change=watch.show, take_over=take_over, stop=stop)
+        outcome = resume_until_done(run, cluster, on_change=show, take_over=take_over, stop=stop)
         if timer is not None:
             timer.cancel()
     code = {"Completed": Exit.DONE, "Interrupted": Exit.TIMEOUT if expired.is_set() else Exit.INTERRUPTED}.get(

@@ -194,3 +194,42 @@ def test_every_field_of_the_schema_says_what_it_is() -> None:
     names = json.dumps(schema)
     assert "target_step" not in names
     assert "targetStep" in names
+
+
+@pytest.mark.parametrize("field", ["targetStep", "gracePeriod", "checkpoint.everySteps", "budgets.hang", "image"])
+def test_true_is_not_one(field: str) -> None:
+    assert f"spec.{field}: true and false" in refused(changed(f"spec.{field}", True))
+
+
+@pytest.mark.parametrize("value", ["99999999999999999999h", 1e30, "4000d", float("nan")])
+def test_a_duration_that_no_timer_takes_is_refused(value: object) -> None:
+    assert "spec.gracePeriod: a duration is between 0 and ten years" in refused(changed("spec.gracePeriod", value))
+
+
+def test_a_target_beyond_the_step_counter_is_refused() -> None:
+    assert "spec.targetStep" in refused(changed("spec.targetStep", 10**30))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("spec.ladderr", []), ("spec.evaluation", {"everySteps": 7}), ("spec.ladder", [{"slices": 2}]), ("metadata", {})],
+)
+def test_an_error_does_not_repeat_the_document(path: str, value: Any) -> None:
+    document = changed(path, value)
+    if path == "spec.ladderr":
+        del document["spec"]["ladder"]
+    message = refused(document)
+    assert "{" not in message
+    assert len(message) < 200
+
+
+def test_a_misspelt_field_comes_before_the_one_that_is_missing_for_it() -> None:
+    document = changed("spec.ladderr", MINIMAL["spec"]["ladder"])
+    del document["spec"]["ladder"]
+    assert refused(document) == (
+        "run.yaml: spec.ladderr: unknown field; did you mean 'ladder'?; spec.ladder: required, but not there"
+    )
+
+
+def test_errors_speak_of_lists_not_of_tuples() -> None:
+    assert "spec.ladder: Input should be a valid list (got 'cpu-8')" in refused(changed("spec.ladder", "cpu-8"))

@@ -115,3 +115,9 @@ def test_pauses_double_and_runs_do_not_return_together() -> None:
     assert [pause(exact, n, "demo", 1) for n in (0, 1, 2, 3, 10)] == [0, 5, 10, 20, 300]
     jittered = Backoff.model_validate({"initial": 5, "max": 300, "jitter": 0.5})
     assert len({pause(jittered, 4, f"run-{n}", 1) for n in range(20)}) == 20
+
+
+def test_going_on_after_a_suspension_that_was_asked_for_waits_for_nothing() -> None:
+    assert not account(ledger(("deactivated", 5, False)), 5).needs_pause
+    assert account(ledger(("deactivated", 5, False)), 5).failures == 0
+    assert account(ledger(("deactivated", 5, True)), 5).needs_pause

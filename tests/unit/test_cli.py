@@ -15,6 +15,7 @@ from orchestrator.commands.output import columns, duration, rate
 from orchestrator.commands.progress import Shown
 from orchestrator.registry import KnownRun, RunNotFound, find_run, known_runs, remember
 from tests.support.synthetic_run import STORY, DictStore, write
+from trainer.data.tokenize import tokenize
 from trainer.errors import ConfigurationError, StorageUnavailable, TruthUnknown
 from trainer.rundir.disk import DiskStore
 
@@ -234,6 +235,20 @@ def test_colour_only_on_a_terminal_and_never_with_no_color(known: Path) -> None:
     assert b"\x1b[" not in in_terminal(known, NO_COLOR="1")
     assert b"\x1b[" not in in_terminal(known, TERM="dumb")
     assert "\x1b[" not in untildone("status", "--local", str(known)).stdout
+
+
+def test_a_request_that_is_refused_is_not_noted(tmp_path: Path) -> None:
+    local, file = tmp_path / "local", tmp_path / "run.yaml"
+    tokenize("stdlib", tmp_path / "data")
+    (tmp_path / "run").mkdir()
+    accepted = KnownRun(name="small", run_directory=str(tmp_path / "run"), file=str(tmp_path / "before.yaml"))
+    remember(local, accepted)
+    text = RUN_YAML.replace("root: data", f"root: {tmp_path}/data")
+    for place, code in ((tmp_path / "no" / "run", Exit.USAGE), (on_disk(write(), tmp_path / "other"), Exit.FAILED)):
+        file.write_text(text.replace("runDirectory: run", f"runDirectory: {place}"))
+        done = untildone("run", "-f", str(file), "--local", str(local))
+        assert done.returncode == code, done.stderr
+        assert known_runs(local) == [accepted]
 
 
 # -- small things

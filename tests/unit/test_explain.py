@@ -10,6 +10,7 @@ from orchestrator.lifecycle import decide
 from orchestrator.observe import CLUSTER, Memory, Observation, read_observation
 from tests.support.world import TARGET, World, run_of
 from tests.unit.test_lifecycle import ENDED, NOW, RUN, ending, gang, head, look, spec, view
+from trainer.rundir.records import Evidence
 
 
 def explained(o: Observation) -> Explanation:
@@ -96,6 +97,17 @@ def test_giving_up_shows_the_deciding_evidence() -> None:
     text = render(explanation(RUN, o, decision, NOW))
     assert "badConfiguration" in text
     assert "exit code = 1" in text
+
+
+def test_giving_up_says_what_the_program_said_with_its_fix() -> None:
+    fix = "held-out text is in the training data: window 0 of a.bin equals window 0 of b.bin; " + "take one out " * 9
+    evidence = (Evidence(source="exit.json of pod demo-a1-0", field="reason", value=fix.strip()),)
+    last = ending("bad-configuration", key="uid-1/adm-1").model_copy(update={"evidence": evidence})
+    o = look(view=view(gang("Failed", 1, ENDED)), endings=(last,))
+    decision = decide(RUN, o, NOW)
+    assert isinstance(decision, GiveUp)
+    assert fix.strip() in decision.message
+    assert f"reason = {fix.strip()}" in render(explanation(RUN, o, decision, NOW))
 
 
 def test_every_moment_of_a_run_can_be_explained() -> None:
