@@ -120,6 +120,9 @@ class FaultyStore:
     def modified(self, prefix: str) -> float | None:
         return self._call("modified", prefix, lambda: self.inner.modified(prefix))
 
+    def stat(self, key: str) -> Stat:
+        return self._call("stat", key, lambda: self.inner.stat(key))
+
     def stat_tree(self, prefix: str) -> builtins.list[Stat]:
         return self._call("stat_tree", prefix, lambda: self.inner.stat_tree(prefix))
 

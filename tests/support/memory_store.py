@@ -67,6 +67,10 @@ class MemoryStore:
     def modified(self, prefix: str) -> float | None:
         return max((self._objects[key][2] for key in self.list(prefix)), default=None)
 
+    def stat(self, key: str) -> Stat:
+        data = self.get(key).data
+        return Stat(key, len(data), google_crc32c.value(data))
+
     def stat_tree(self, prefix: str) -> builtins.list[Stat]:
         contents = [(key, self._objects[key][0]) for key in self.list(prefix)]
         return [Stat(key, len(data), google_crc32c.value(data)) for key, data in contents]

@@ -44,9 +44,11 @@ def race(count: int, action: Callable[[int], bool]) -> list[int]:
 
 def check_get_and_missing(open_store: Open) -> None:
     store = open_store()
-    for call in (lambda: store.get("a/b"), lambda: store.get("HEAD"), lambda: store.get_range("a/b", 0, 1)):
+    for call in (lambda: store.get("HEAD"), lambda: store.get_range("a/b", 0, 1), lambda: store.stat("a/b")):
         with pytest.raises(NotFound):
             call()
+    with pytest.raises(NotFound):
+        store.get("a/b")
     assert store.list("a") == []
     assert store.folders("a") == []
     assert store.stat_tree("a") == []
@@ -233,6 +235,7 @@ def check_stat_tree(open_store: Open) -> None:
         Stat(key, len(data), google_crc32c.value(data)) for key, data in sorted(contents.items())
     ]
     assert store.stat_tree("k")[1].crc32c == 0xE3069283  # the check value of CRC-32C
+    assert [store.stat(found.key) for found in store.stat_tree("k")] == store.stat_tree("k")
 
 
 def check_delete_tree(open_store: Open) -> None:

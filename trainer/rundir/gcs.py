@@ -124,7 +124,7 @@ class GcsStore:
             return max((blob.updated.timestamp() for blob in self._blobs(prefix, "name,updated")), default=None)
 
     def stat(self, key: str) -> Stat:
-        with self._errors(key):
+        with self._errors(key, object_needed=True):
             blob = self._blob(key)
             blob.reload(**self._options)
             return Stat(key, int(blob.size), int.from_bytes(base64.b64decode(blob.crc32c), "big"))
