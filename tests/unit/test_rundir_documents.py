@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import runs
-from tests.support.faulty_store import Fault, FaultyStore, at_write, dice
+from tests.support.faulty_store import Fault, FaultyStore, always, at_write, dice
 from tests.support.memory_store import MemoryStore
 from trainer import recipe as recipes
-from trainer.errors import ConfigurationError, Damaged, TrainerError
+from trainer.errors import ConfigurationError, Damaged, StorageUnavailable, TrainerError
 from trainer.recipe import Recipe
 from trainer.rundir.disk import DiskStore
 from trainer.rundir.records import ExitRecord, InitRecord, Progress, StepLine
@@ -39,6 +39,34 @@ def frozen(**changes: object) -> Recipe:
     for file in (*body["data"]["files"], *body["data"]["held_out"]):
         file["bytes"] = 1_000_000
     return recipes.override(Recipe.parse(body, "test"), changes)
+
+
+def test_a_document_that_cannot_be_read_is_not_absent(disk: DiskStore) -> None:
+    """Everything that is read decides something; "there is none" may be said only when the store says so."""
+    claim = runs.claim(runs.begun(disk))
+    record = runs.commit(claim, 2)
+    unanswered = FaultyStore(disk, always(Fault.BEFORE, frozenset({"get", "list", "folders", "stat", "stat_tree"})))
+    directory = RunDirectory(unanswered, patience_seconds=0)
+    for read in (
+        directory.head,
+        directory.read_recipe,
+        directory.read_init,
+        lambda: directory.read_spec(1),
+        lambda: directory.read_submitted(1),
+        lambda: directory.read_start(1, 1),
+        lambda: directory.read_progress(1, 1),
+        lambda: directory.read_exit(1, 1),
+        lambda: directory.read_pod_exit(1, "pod"),
+        lambda: directory.read_commit(record.ref),
+        lambda: directory.endings(1),
+        lambda: directory.last_start(1),
+        lambda: directory.set_asides(1, 1),
+        lambda: directory.checkpoint_files(record.ref),
+        lambda: directory.read_step_log(record.step_log[0]),
+        lambda: directory.logged_steps(1, 1),
+    ):
+        with pytest.raises(StorageUnavailable):
+            read()
 
 
 # -- recipe and init
