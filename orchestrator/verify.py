@@ -111,7 +111,7 @@ def check_fingerprints(run: RunHistory) -> Check:
 
 def check_starts(run: RunHistory) -> Check:
     """Commits come from starts that had claimed, in the order of the claims, each on top of what it restored."""
-    known = {(s.record.attempt, s.record.start): s.record for s in run.starts}
+    known = {(s.record.attempt, s.record.start): s for s in run.starts}
     problems, last, seen = [], (0, 0), set[tuple[int, int]]()
     for commit in run.lineage:
         key = (commit.ref.attempt, commit.ref.start)
@@ -126,6 +126,9 @@ def check_starts(run: RunHistory) -> Check:
     if run.lineage and last > (run.head.attempt, run.head.start):
         problems.append(f"HEAD is at start {run.head.attempt}.{run.head.start}, before the newest commit's")
     text = f"{len(seen)} of {len(run.starts)} starts committed, in order, each on what it restored"
+    aside = [str(note.commit) for start in run.starts for note in start.set_aside]
+    if aside:
+        text += f"; set aside as damaged: {', '.join(aside[:3])}" + (" …" if len(aside) > 3 else "")
     return Check("fence", not problems, _or_problems(text, problems))
 
 

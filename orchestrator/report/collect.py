@@ -12,6 +12,7 @@ from trainer.recipe import Recipe
 from trainer.rundir.records import (
     AttemptSpec,
     CommitRecord,
+    CommitRef,
     Ending,
     ExitRecord,
     Head,
@@ -40,9 +41,18 @@ class StartHistory:
         return f"{self.record.attempt}.{self.record.start}"
 
     @property
+    def restored(self) -> CommitRef | None:
+        """The commit it went on from: of its claim, or where that was damaged the first one before it that was not."""
+        parents = {note.commit: note.parent for note in self.set_aside}
+        commit = self.record.restored
+        while commit in parents:
+            commit = parents.pop(commit)
+        return commit
+
+    @property
     def first_step(self) -> int:
         """Steps completed when it began."""
-        return self.record.restored.step if self.record.restored else 0
+        return self.restored.step if self.restored else 0
 
     @property
     def last_step(self) -> int:

@@ -9,6 +9,7 @@ import pytest
 from orchestrator import verify as v
 from orchestrator.report.collect import RunHistory, collect
 from tests.support.synthetic_run import REFERENCE, STORY, DictStore, write
+from trainer.rundir.records import CommitRef, SetAside
 from trainer.rundir.rundir import RunDirectory
 
 PURE: dict[str, Callable[[RunHistory], v.Check]] = {
@@ -93,6 +94,23 @@ def test_a_commit_of_a_start_that_never_claimed_fails_the_fence() -> None:
     store = write()
     del store.objects["attempts/1/4/start.json"]
     assert "never claimed" in failing(store)["fence"]
+
+
+def test_a_start_that_set_damaged_commits_aside_goes_on_from_their_parent() -> None:
+    store = write()
+    start = json.loads(store.objects["attempts/1/4/start.json"])
+    whole = CommitRef.model_validate(start["restored"])
+    damaged = [CommitRef(attempt=1, start=3, step=whole.step + n) for n in (2, 1)]
+    edit(store, "attempts/1/4/start.json", restored=damaged[0].model_dump())
+    assert list(failing(store)) == ["fence"]  # nothing says why it did not go on from there
+    for commit, parent in zip(damaged, [damaged[1], whole], strict=True):
+        note = SetAside(commit=commit, parent=parent, reason="a bit", time=1.0)
+        store.objects[f"attempts/1/4/set-aside-{commit.step}.json"] = note.canonical()
+    assert failing(store) == {}
+    run = collect(RunDirectory(store))
+    assert f"set aside as damaged: {damaged[1]}, {damaged[0]}" in v.check_starts(run).text
+    (fourth,) = [start for start in run.starts if start.name == "1.4"]
+    assert (fourth.restored, fourth.first_step) == (whole, whole.step)
 
 
 def test_one_flipped_bit_in_a_checkpoint_is_found() -> None:
