@@ -285,7 +285,8 @@ def _next_attempt(run: TrainingRun, o: Observation, now: float) -> Decision:
     if books.needs_pause:
         rest = pause(run.spec.backoff, books.failures, run.name, o.attempt) - o.marks.get(over_mark(o), NEVER).seconds
     if rest > 0 and books.last is not None:
-        what = f"attempt {o.attempt} ended ({books.last.cause}), failure {books.failures} since the last commit"
+        what = f"attempt {o.attempt} ended ({books.last.cause}{_said(books.last)})"
+        what += f", failure {books.failures} since the last commit"
         return Wait("BackingOff", f"{what}; attempt {o.attempt + 1} follows after a pause", now + rest)
     return WriteSpec(_spec(run, o, o.attempt + 1, o.rung or o.rungs[0]), f"attempt {o.attempt} is over")
 

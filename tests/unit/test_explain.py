@@ -110,6 +110,14 @@ def test_giving_up_says_what_the_program_said_with_its_fix() -> None:
     assert f"reason = {fix.strip()}" in render(explanation(RUN, o, decision, NOW))
 
 
+def test_a_pause_says_what_went_wrong() -> None:
+    evidence = (Evidence(source="exit.json", field="reason", value="saving step 8 failed:\nNo space left on device."),)
+    last = ending("storage", key="uid-1/adm-1").model_copy(update={"evidence": evidence})
+    e = explained(look(view=view(gang("Failed", 1, ENDED)), endings=(last,)))
+    assert e.status == "BackingOff"
+    assert "(storage: saving step 8 failed: No space left on device)" in e.what
+
+
 def test_every_moment_of_a_run_can_be_explained() -> None:
     world = World(run_of())
     memory = Memory(lambda: world.now)
