@@ -37,8 +37,8 @@ def run_command(file: Path, local: Path | None, timeout: float | None, take_over
     from orchestrator.clusters.local import LocalCluster
     from orchestrator.commands.progress import Watch, plain_watch, terminal_watch
     from orchestrator.daemon import Look, resume_until_done
-    from orchestrator.decisions import Refused
-    from orchestrator.registry import KnownRun, default_local, remember
+    from orchestrator.decisions import Freeze, Refused
+    from orchestrator.registry import KnownRun, default_local, known_runs, remember
 
     run = load_run(file)
     folder = local or default_local()
@@ -58,9 +58,13 @@ def run_command(file: Path, local: Path | None, timeout: float | None, take_over
     place = place if "://" in place else os.path.abspath(place)
     known = KnownRun(name=run.name, run_directory=place, file=str(file.resolve()))
 
+    elsewhere = any(other.name == run.name and other.run_directory != place for other in known_runs(folder))
+
     def show(look: Look) -> None:
-        # What was refused is not noted: `status` goes on with the file that the run was last accepted with.
-        if not noted.is_set() and not isinstance(look.decision, Refused):
+        # What was refused is not noted: `status` goes on with the file that the run was last accepted with. Nor is one
+        # that takes the name of a run elsewhere, until it is certain that it may.
+        refused = isinstance(look.decision, Refused) or (isinstance(look.decision, Freeze) and elsewhere)
+        if not noted.is_set() and not refused:
             remember(folder, known)
             noted.set()
         watch.show(look)

@@ -250,6 +250,14 @@ def test_a_request_that_is_refused_is_not_noted(tmp_path: Path) -> None:
         assert done.returncode == code, done.stderr
         assert known_runs(local) == [accepted]
 
+    # Another place under the name of a known run, and nobody can say yet what is there.
+    for generation in (tmp_path / "other" / "HEAD.d").iterdir():
+        generation.unlink()
+    done = untildone("run", "-f", str(file), "--local", str(local), "--timeout", "1s")
+    assert done.returncode == Exit.TIMEOUT
+    assert "TruthUnknown" in done.stdout
+    assert known_runs(local) == [accepted]
+
 
 # -- small things
 
