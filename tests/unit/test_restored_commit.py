@@ -1,4 +1,4 @@
-"""A start restores the commit in its claim: neither the newest folder, nor the newest record, is a commit for that."""
+"""A process and its claim: it restores that claim's commit, whatever else lies about; no claim after SIGTERM."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,13 +6,18 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support import runs
-from trainer.departure import Departure
+from trainer.departure import Departure, End
 from trainer.distributed import Gang
 from trainer.environment import GangEnvironment
-from trainer.errors import Fenced
+from trainer.errors import ExitCode, Fenced
+from trainer.rundir.claims import ClaimStopped
 from trainer.rundir.disk import DiskStore
 from trainer.rundir.rundir import RunDirectory
 from trainer.train import Process
+
+
+def a_process(folder: Path) -> Process:
+    return Process(GangEnvironment(str(folder), 1, "nonce", "pod", 0, 0, 1, "127.0.0.1:1"), Departure(), 0.0)
 
 
 @pytest.mark.parametrize("committed", [None, 2])
@@ -31,9 +36,27 @@ def test_what_no_head_ever_reached_is_not_restored(
     rundir.create_bytes("checkpoints/1.2/12/state", b"torn")
     assert rundir.store.list("commits")[-1] == "commits/1.1/9.json"
 
-    environment = GangEnvironment(str(tmp_path), 1, "nonce", "pod", 0, 0, 1, "127.0.0.1:1")
-    again = RunDirectory(DiskStore(tmp_path), patience_seconds=0)
-    claim, record = Process(environment, Departure(), 0.0)._claim(again, Gang(0, 1, None, 1.0))
+    claim, record = a_process(tmp_path)._claim(RunDirectory(DiskStore(tmp_path)), Gang(0, 1, None, 1.0))
     assert claim is not None
     assert claim.start == 3
     assert (record.ref.step if record else None) == committed
+
+
+def test_a_process_that_has_seen_sigterm_does_not_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the moment before it is gone."""
+    monkeypatch.setattr("trainer.train.Termination", lambda terminated: SimpleNamespace(seen=True))
+    rundir = runs.begun(DiskStore(tmp_path), patience_seconds=0)
+    with pytest.raises(ClaimStopped):
+        a_process(tmp_path)._claim(rundir, Gang(0, 1, None, 1.0))
+    assert rundir.head()[0].start == 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("code", "flushes"), [(ExitCode.FENCED, 0), (ExitCode.APPLICATION_ERROR, 1)])
+def test_a_fenced_process_writes_no_more_steps(
+    code: ExitCode, flushes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.train.Termination", lambda terminated: SimpleNamespace(seen=False))
+    process, flushed = a_process(tmp_path), list[bool]()
+    process.steplog = SimpleNamespace(flush=lambda: flushed.append(True))  # type: ignore[assignment]
+    process._flush_log(End(int(code), "a reason"))
+    assert len(flushed) == flushes

@@ -14,7 +14,7 @@ from trainer.data.hashes import data_hash, ids_hash
 from trainer.digest import hash_text, state_digest
 from trainer.errors import ConfigurationError
 from trainer.model import ParamSpec
-from trainer.optimizer import Window
+from trainer.optimizer import Window, empty_window
 from trainer.schedule import learning_rate
 from trainer.sharding import make_mesh, mesh_of, put_batch, sharded_dim
 from trainer.step import TrainState, abstract_state, init_state, make_eval_step, make_train_step
@@ -127,7 +127,13 @@ def test_a_spike_is_skipped_but_the_step_counts() -> None:
     assert float(after.window.losses[200 % 128]) == float(metrics["loss"])
     # The schedule goes by steps, not by updates; Adam's bias correction goes by updates.
     assert (int(after.step), int(after.count)) == (2, 1)
-    _, (third,) = run(1, 1, 1, after, first=2)
+    shardings = jax.tree.map(lambda s: s.sharding, abstract_state(RECIPE, compiled(1, 1)[0]))
+    after = after._replace(window=empty_window(RECIPE.optimizer))
+    one_more_update = jax.device_put(jax.device_get(after)._replace(count=np.int32(2)), shardings)
+    second, (third,) = run(1, 1, 1, after, first=2)
+    assert not third["skipped"]
+    third_update, _ = run(1, 1, 1, one_more_update, first=2)
+    assert state_digest(second.params) != state_digest(third_update.params)
     assert third["lr"] == learning_rate(RECIPE.schedule, 3) != learning_rate(RECIPE.schedule, 2)
 
 
