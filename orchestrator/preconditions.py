@@ -16,6 +16,12 @@ def refusal(run: TrainingRun, o: Observation) -> Refused | None:
     """What is asked for does not go with what is there."""
     if o.refusals:
         return Refused("; ".join(o.refusals))
+    if o.spec is not None and o.spec.gang != run.gang(o.spec.attempt) and o.spec.gang.endswith(f"-a{o.spec.attempt}"):
+        owner = o.spec.gang.removesuffix(f"-a{o.spec.attempt}")
+        return Refused(
+            f"run directory {run.spec.run_directory} belongs to run {owner!r}, whose attempts are seen under that name "
+            f"only; set metadata.name to {owner!r} to go on with it, or give spec.runDirectory another folder"
+        )
     if o.recipe_differences:
         listed = "; ".join(o.recipe_differences[:5]) + (" …" if len(o.recipe_differences) > 5 else "")
         return Refused(

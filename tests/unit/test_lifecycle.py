@@ -595,3 +595,13 @@ def test_a_head_lower_than_one_seen_before_is_unknown() -> None:
 def test_deciding_changes_nothing_and_says_the_same_again() -> None:
     o = look(view=view(gang("Failed", 1, ENDED)))
     assert decide(RUN, o, NOW) == decide(RUN, o, NOW)
+
+
+def test_the_run_directory_of_another_name_is_refused_whatever_it_is_doing() -> None:
+    mine = look()
+    assert mine.spec is not None
+    theirs = mine.spec.model_copy(update={"gang": "other-a1"})
+    for o in (mine, look(view=view()), look(head=head(TARGET))):
+        decision = decide(RUN, replace(o, spec=theirs), NOW)
+        assert isinstance(decision, Refused)
+        assert "metadata.name to 'other'" in decision.message
