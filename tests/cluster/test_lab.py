@@ -1,0 +1,262 @@
+"""The lab itself: what the other tests rely on when they call something the cluster's doing."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import faults
+from tests.lab.api import Api, Object, condition, is_true
+from tests.lab.lab import Lab, running
+from tests.lab.queues import install_queue
+
+pytestmark = pytest.mark.cluster
+
+JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
+WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
+PODS = "/api/v1/namespaces/default/pods"
+TPU = {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}
+
+# Says where it runs and whom it sees, then works until it is told to end.
+SCRIPT = """
+import os, signal, socket, sys, time
+folder = sys.argv[1]
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+worker = os.environ["TPU_WORKER_ID"]
+names = os.environ["TPU_WORKER_HOSTNAMES"].split(",")
+deadline = time.monotonic() + 20
+while True:
+    try:
+        addresses = [socket.gethostbyname(name) for name in names]
+        break
+    except OSError:
+        if time.monotonic() > deadline:
+            raise
+        time.sleep(0.1)
+own = socket.gethostbyname(socket.gethostname())
+assert own == addresses[int(worker)], (own, addresses)
+name = f"{folder}/{os.environ['POD']}"
+with open(name + ".part", "w") as file:
+    file.write(" ".join([worker, *addresses]))
+os.rename(name + ".part", name)
+while not os.path.exists(f"{folder}/end"):
+    time.sleep(0.05)
+"""
+
+
+def wait(what: str, look: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """What `look` gives once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
+        time.sleep(0.1)
+    return found
+
+
+def jobset(name: str, priority: str, folder: Path) -> Object:
+    """Two hosts of one tpu7x-2x2x2 slice, all of its chips, running SCRIPT."""
+    folder.mkdir()
+    (folder / "script.py").write_text(SCRIPT)
+    container = {
+        "name": "trainer",
+        "image": "none",
+        "command": ["python", str(folder / "script.py"), str(folder)],
+        "env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+        "resources": {"limits": {"google.com/tpu": "4"}, "requests": {"google.com/tpu": "4"}},
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 5,
+        "containers": [container],
+        "tolerations": [TPU],
+    }
+    job = {
+        "parallelism": 2,
+        "completions": 2,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": {"spec": pod},
+    }
+    labels = {"kueue.x-k8s.io/queue-name": "tpus", "kueue.x-k8s.io/priority-class": priority}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name, "namespace": "default", "labels": labels},
+        "spec": {"suspend": True, "replicatedJobs": [{"name": "slice", "replicas": 1, "template": {"spec": job}}]},
+    }
+
+
+def workload(api: Api, owner: Object) -> Object:
+    """The Workload of a JobSet."""
+    found = wait(
+        f"Workload of {owner['metadata']['name']}",
+        lambda: api.items(WORKLOADS, labelSelector=f"kueue.x-k8s.io/job-uid={owner['metadata']['uid']}"),
+    )
+    return found[0]
+
+
+def pods(api: Api, name: str) -> list[Object]:
+    return api.items(PODS, labelSelector=f"jobset.sigs.k8s.io/jobset-name={name}")
+
+
+def started(folder: Path) -> list[Path]:
+    """What the processes of a JobSet wrote when they found each other."""
+    return [file for file in folder.glob("*-slice-*") if file.suffix != ".part"]
+
+
+def plain_pod(name: str, script: str, **spec: Any) -> Object:
+    container = {"name": "main", "image": "none", "command": ["python", "-c", script]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"restartPolicy": "Never", "containers": [container], **spec},
+    }
+
+
+def phase(api: Api, name: str) -> str:
+    return api.get(f"{PODS}/{name}")["status"]["phase"]
+
+
+@pytest.fixture(scope="module")
+def api(lab: Lab) -> Api:
+    wait("the default service account", lambda: lab.api.find("/api/v1/namespaces/default/serviceaccounts/default"))
+    install_queue(lab.api, {"tpu7x-2x2x2": 8})
+    return lab.api
+
+
+def test_a_preempted_jobset_comes_back_with_the_same_workload(lab: Lab, api: Api, tmp_path: Path) -> None:
+    low, high = tmp_path / "low", tmp_path / "high"
+    owner = api.create(jobset("low", "low", low))
+    first = workload(api, owner)
+    wait("two processes of low", lambda: len(started(low)) == 2)
+    assert is_true(api.get(f"{WORKLOADS}/{first['metadata']['name']}"), "Admitted")
+    lines = sorted(file.read_text().split() for file in started(low))
+    assert [line[0] for line in lines] == ["0", "1"]
+    assert len(set(lines[0][1:])) == 2 and lines[0][1:] == lines[1][1:]
+    before = {pod["metadata"]["uid"] for pod in pods(api, "low")}
+
+    api.create(jobset("high", "high", high))
+    evicted = wait(
+        "low is preempted",
+        lambda: (w := workload(api, owner)) and condition(w, "Evicted").get("reason") == "Preempted" and w,
+    )
+    assert is_true(evicted, "Evicted") and is_true(evicted, "Preempted")
+    wait("two processes of high", lambda: len(started(high)) == 2)
+    wait("low's pods are gone", lambda: not pods(api, "low"))
+    (high / "end").touch()
+    wait("high is done", lambda: is_true(api.get(f"{JOBSETS}/high"), "Completed"))
+
+    wait("four processes of low", lambda: len(started(low)) == 4)
+    again = workload(api, owner)
+    assert again["metadata"]["uid"] == first["metadata"]["uid"]
+    assert is_true(again, "Admitted")
+    assert not before & {pod["metadata"]["uid"] for pod in pods(api, "low")}
+    (low / "end").touch()
+    wait("low is done", lambda: is_true(api.get(f"{JOBSETS}/low"), "Completed"))
+    for name in ("low", "high"):
+        api.delete(f"{JOBSETS}/{name}")
+    wait("no pods", lambda: not pods(api, "low") and not pods(api, "high"))
+
+
+def test_statuses_are_true(lab: Lab, api: Api) -> None:
+    api.create(plain_pod("good", "print('hello')"))
+    api.create(plain_pod("bad", "raise SystemExit(64)"))
+    api.create(plain_pod("killed", "import time; time.sleep(600)"))
+    wait("killed runs", lambda: phase(api, "killed") == "Running")
+    assert faults.command(lab.ports["nodes"], "kill_pod", pod="killed") == 1
+    codes = {}
+    for name, end in (("good", "Succeeded"), ("bad", "Failed"), ("killed", "Failed")):
+        wait(f"{name} {end}", lambda name=name, end=end: phase(api, name) == end)
+        status = api.get(f"{PODS}/{name}")["status"]["containerStatuses"][0]
+        codes[name] = status["state"]["terminated"]["exitCode"]
+    assert codes == {"good": 0, "bad": 64, "killed": 137}
+    logs = subprocess.run(
+        [str(lab.binaries / "kubectl"), "logs", "good"],
+        env={**os.environ, **lab.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert logs.stdout == "hello\n"
+    for name in codes:
+        api.delete(f"{PODS}/{name}")
+
+
+def test_a_deleted_pod_gets_its_grace_period(lab: Lab, api: Api, tmp_path: Path) -> None:
+    script = f"""
+import pathlib, signal, sys, time
+def stop(*_):
+    time.sleep(1)
+    pathlib.Path({str(tmp_path / "said")!r}).write_text("goodbye")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path({str(tmp_path / "ready")!r}).touch()
+while True: time.sleep(1)
+"""
+    api.create(plain_pod("polite", script, terminationGracePeriodSeconds=10))
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    api.create(plain_pod("deaf", deaf, terminationGracePeriodSeconds=1))
+    wait("both run", lambda: (tmp_path / "ready").exists() and phase(api, "deaf") == "Running")
+    api.delete(f"{PODS}/polite")
+    api.delete(f"{PODS}/deaf")
+    wait("both gone", lambda: not api.find(f"{PODS}/polite") and not api.find(f"{PODS}/deaf"), 15)
+    assert (tmp_path / "said").read_text() == "goodbye"
+
+
+def test_a_pod_has_only_the_rights_of_its_service_account(lab: Lab, api: Api, tmp_path: Path) -> None:
+    script = f"""
+import os, pathlib, ssl, urllib.error, urllib.request
+folder = pathlib.Path("/var/run/secrets/kubernetes.io/serviceaccount")
+url = f"https://{{os.environ['KUBERNETES_SERVICE_HOST']}}:{{os.environ['KUBERNETES_SERVICE_PORT']}}"
+token = (folder / "token").read_text()
+context = ssl.create_default_context(cafile=folder / "ca.crt")
+def status(path):
+    request = urllib.request.Request(url + path, headers={{"Authorization": "Bearer " + token}})
+    try:
+        return urllib.request.urlopen(request, context=context).status
+    except urllib.error.HTTPError as error:
+        return error.code
+answers = [status("/version"), status("/api/v1/namespaces/default/secrets"), (folder / "namespace").read_text()]
+pathlib.Path({str(tmp_path / "answers")!r}).write_text(repr(answers))
+"""
+    api.create(plain_pod("asks", script))
+    wait("it has asked", lambda: phase(api, "asks") == "Succeeded", 20)
+    assert (tmp_path / "answers").read_text() == "[200, 403, 'default']"
+    api.delete(f"{PODS}/asks")
+
+
+def test_a_silent_host_is_not_ready_and_its_process_lives_on(lab: Lab, api: Api, tmp_path: Path) -> None:
+    node, alive = "tpu7x-2x2x2-1-0", tmp_path / "alive"
+    script = f"import pathlib, time\nwhile True: pathlib.Path({str(alive)!r}).touch(); time.sleep(0.1)"
+    selector = {"kubernetes.io/hostname": node}
+    api.create(plain_pod("lonely", script, nodeSelector=selector, tolerations=[TPU], terminationGracePeriodSeconds=1))
+    wait("it runs", lambda: phase(api, "lonely") == "Running")
+    faults.command(lab.ports["nodes"], "partition", node=node)
+    try:
+        wait("NotReady", lambda: condition(api.get(f"/api/v1/nodes/{node}"), "Ready")["status"] == "Unknown", 40)
+        wait("deletion", lambda: api.get(f"{PODS}/lonely")["metadata"].get("deletionTimestamp"), 40)
+        alive.unlink()
+        wait("the process lives on", alive.exists, 5)
+    finally:
+        faults.command(lab.ports["nodes"], "heal", node=node)
+    wait("Ready again", lambda: is_true(api.get(f"/api/v1/nodes/{node}"), "Ready"))
+    wait("the pod is gone", lambda: api.find(f"{PODS}/lonely") is None)
+
+
+def test_two_labs_side_by_side_and_nothing_is_left(tmp_path: Path, lab: Lab) -> None:
+    other = Lab.start(tmp_path / "other", {"v5p-2x2x1": 1})
+    try:
+        names = {node["metadata"]["name"] for node in other.api.items("/api/v1/nodes")}
+        assert names == {"system-0", "v5p-2x2x1-0-0"}
+        assert not names - {"system-0"} & {node["metadata"]["name"] for node in lab.api.items("/api/v1/nodes")}
+    finally:
+        command = [sys.executable, "-m", "tests.lab.down", "--folder", str(other.folder)]
+        subprocess.run(command, check=True, capture_output=True)
+    assert running(other.folder) == {}
+    assert lab.api.get("/version")["gitVersion"] == "v1.36.3"
