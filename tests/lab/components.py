@@ -73,9 +73,7 @@ def _apiserver(binaries: Path, folder: Path, ports: dict[str, int]) -> Process:
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
         f"--secure-port={port}",
-        f"--cert-dir={folder / 'apiserver'}",
-        f"--tls-cert-file={pki / 'tls.crt'}",
-        f"--tls-private-key-file={pki / 'tls.key'}",
+        *_certificate(folder),
         f"--client-ca-file={pki / 'ca.crt'}",
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC,Node",
@@ -110,7 +108,7 @@ def _controller_manager(binaries: Path, folder: Path, ports: dict[str, int]) -> 
         "--leader-elect=false",
         "--bind-address=127.0.0.1",
         f"--secure-port={port}",
-        f"--cert-dir={folder / 'controller-manager'}",
+        *_certificate(folder),
         f"--root-ca-file={folder / 'pki' / 'ca.crt'}",
         f"--service-account-private-key-file={folder / 'pki' / 'service-account.key'}",
         f"--controllers=*,{','.join(f'-{name}' for name in off)}",
@@ -127,7 +125,7 @@ def _controller_manager(binaries: Path, folder: Path, ports: dict[str, int]) -> 
 def _scheduler(binaries: Path, folder: Path, ports: dict[str, int]) -> Process:
     port = ports["kube-scheduler"]
     command = [str(binaries / "kube-scheduler"), f"--kubeconfig={folder / 'kubeconfig'}", "--leader-elect=false"]
-    command += ["--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={folder / 'scheduler'}"]
+    command += ["--bind-address=127.0.0.1", f"--secure-port={port}", *_certificate(folder)]
     return Process("kube-scheduler", command, f"https://127.0.0.1:{port}/healthz")
 
 
@@ -195,6 +193,10 @@ def _kueue(binaries: Path, folder: Path, ports: dict[str, int]) -> Process:
     command = [*unshare(), f"--root={root}", "--wd=/", "/kueue", "--config=/config.json"]
     command += ["--kubeconfig=/kubeconfig", "--zap-log-level=info"]
     return Process("kueue", command, f"http://{health}/readyz", {"KUBECONFIG": "/kubeconfig"})
+
+
+def _certificate(folder: Path) -> list[str]:
+    return [f"--tls-cert-file={folder / 'pki' / 'tls.crt'}", f"--tls-private-key-file={folder / 'pki' / 'tls.key'}"]
 
 
 def unshare(*namespaces: str) -> list[str]:

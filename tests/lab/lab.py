@@ -33,8 +33,6 @@ STOP_SECONDS = 5.0
 AGENT = "nodes"
 _children: list["subprocess.Popen[bytes]"] = []  # those this process started itself
 
-urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # probes of servers with certificates of their own
-
 
 class LabError(RuntimeError):
     """The lab does not come up; the message has the end of the log that says why."""
@@ -110,8 +108,10 @@ class Lab:
     def _start(self) -> None:
         self.start_processes("etcd")
         self.start_processes("kube-apiserver")
-        self.start_processes("kube-controller-manager", "kube-scheduler", "gcs", wait=False)
+        self.start_processes("kube-scheduler", "gcs", wait=False)
         install_apis(self.api, self.binaries)
+        # Not before the CRDs: its garbage collector looks for new kinds only every 30 s.
+        self.start_processes("kube-controller-manager", wait=False)
         install_webhooks(self.api, self.binaries, self.ports, (self.folder / "pki" / "ca.crt").read_bytes())
         self.start_processes("jobset", "kueue", AGENT)
         self.wait_ready("kube-controller-manager", "kube-scheduler", "gcs")
@@ -146,7 +146,7 @@ class Lab:
 
     def _wait_ready(self, process: Process) -> None:
         deadline = time.monotonic() + READY_SECONDS
-        pool = urllib3.PoolManager(cert_reqs="CERT_NONE", retries=False, timeout=2.0)
+        pool = urllib3.PoolManager(ca_certs=str(self.folder / "pki" / "ca.crt"), retries=False, timeout=2.0)
         headers = {"Authorization": f"Bearer {self.token}"} if process.name == "kube-apiserver" else {}
         while time.monotonic() < deadline:
             with contextlib.suppress(urllib3.exceptions.HTTPError):
