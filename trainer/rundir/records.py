@@ -111,7 +111,8 @@ class AttemptSpec(Record):
     settings: Settings
     image: str = Field(description="image digest, or the trainer's version on the local cluster")
     submitted_by: str = Field(
-        default="", description="the process that trains without an orchestrator; nobody writes such an attempt's ledger"
+        default="",
+        description="the process that trains without an orchestrator; nobody writes such an attempt's ledger",
     )
 
 
