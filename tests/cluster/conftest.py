@@ -4,7 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.lab.api import Api
 from tests.lab.lab import Lab
+from tests.lab.queues import install_queue
+from tests.support.lab_objects import wait
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +16,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     lab = Lab.start(tmp_path_factory.mktemp("lab"), {"tpu7x-2x2x2": 2})
     yield lab
     lab.stop()
+
+
+@pytest.fixture(scope="session")
+def api(lab: Lab) -> Api:
+    """The lab's API server, with a queue `tpus` of eight tpu7x chips: one slice."""
+    wait("the default service account", lambda: lab.api.find("/api/v1/namespaces/default/serviceaccounts/default"))
+    install_queue(lab.api, {"tpu7x-2x2x2": 8})
+    return lab.api

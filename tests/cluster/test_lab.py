@@ -3,131 +3,28 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.lab import faults
-from tests.lab.api import Api, Object, condition, is_true
+from tests.lab.api import Api, condition, is_true
 from tests.lab.lab import Lab, running
-from tests.lab.queues import install_queue
+from tests.support.lab_objects import (
+    JOBSETS,
+    PODS,
+    TPU,
+    WORKLOADS,
+    jobset,
+    phase,
+    plain_pod,
+    pods,
+    started,
+    wait,
+    workload,
+)
 
 pytestmark = pytest.mark.cluster
-
-JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
-WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
-PODS = "/api/v1/namespaces/default/pods"
-TPU = {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}
-
-# Says where it runs and whom it sees, then works until it is told to end.
-SCRIPT = """
-import os, signal, socket, sys, time
-folder = sys.argv[1]
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-worker = os.environ["TPU_WORKER_ID"]
-names = os.environ["TPU_WORKER_HOSTNAMES"].split(",")
-deadline = time.monotonic() + 20
-while True:
-    try:
-        addresses = [socket.gethostbyname(name) for name in names]
-        break
-    except OSError:
-        if time.monotonic() > deadline:
-            raise
-        time.sleep(0.1)
-own = socket.gethostbyname(socket.gethostname())
-assert own == addresses[int(worker)], (own, addresses)
-name = f"{folder}/{os.environ['POD']}"
-with open(name + ".part", "w") as file:
-    file.write(" ".join([worker, *addresses]))
-os.rename(name + ".part", name)
-while not os.path.exists(f"{folder}/end"):
-    time.sleep(0.05)
-"""
-
-
-def wait(what: str, look: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """What `look` gives once it is true."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.1)
-    return found
-
-
-def jobset(name: str, priority: str, folder: Path) -> Object:
-    """Two hosts of one tpu7x-2x2x2 slice, all of its chips, running SCRIPT."""
-    folder.mkdir()
-    (folder / "script.py").write_text(SCRIPT)
-    container = {
-        "name": "trainer",
-        "image": "none",
-        "command": ["python", str(folder / "script.py"), str(folder)],
-        "env": [{"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
-        "resources": {"limits": {"google.com/tpu": "4"}, "requests": {"google.com/tpu": "4"}},
-    }
-    pod = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": 5,
-        "containers": [container],
-        "tolerations": [TPU],
-    }
-    job = {
-        "parallelism": 2,
-        "completions": 2,
-        "completionMode": "Indexed",
-        "backoffLimit": 0,
-        "template": {"spec": pod},
-    }
-    labels = {"kueue.x-k8s.io/queue-name": "tpus", "kueue.x-k8s.io/priority-class": priority}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": {"name": name, "namespace": "default", "labels": labels},
-        "spec": {"suspend": True, "replicatedJobs": [{"name": "slice", "replicas": 1, "template": {"spec": job}}]},
-    }
-
-
-def workload(api: Api, owner: Object) -> Object:
-    """The Workload of a JobSet."""
-    found = wait(
-        f"Workload of {owner['metadata']['name']}",
-        lambda: api.items(WORKLOADS, labelSelector=f"kueue.x-k8s.io/job-uid={owner['metadata']['uid']}"),
-    )
-    return found[0]
-
-
-def pods(api: Api, name: str) -> list[Object]:
-    return api.items(PODS, labelSelector=f"jobset.sigs.k8s.io/jobset-name={name}")
-
-
-def started(folder: Path) -> list[Path]:
-    """What the processes of a JobSet wrote when they found each other."""
-    return [file for file in folder.glob("*-slice-*") if file.suffix != ".part"]
-
-
-def plain_pod(name: str, script: str, **spec: Any) -> Object:
-    container = {"name": "main", "image": "none", "command": ["python", "-c", script]}
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {"restartPolicy": "Never", "containers": [container], **spec},
-    }
-
-
-def phase(api: Api, name: str) -> str:
-    return api.get(f"{PODS}/{name}")["status"]["phase"]
-
-
-@pytest.fixture(scope="module")
-def api(lab: Lab) -> Api:
-    wait("the default service account", lambda: lab.api.find("/api/v1/namespaces/default/serviceaccounts/default"))
-    install_queue(lab.api, {"tpu7x-2x2x2": 8})
-    return lab.api
 
 
 def test_a_preempted_jobset_comes_back_with_the_same_workload(lab: Lab, api: Api, tmp_path: Path) -> None:
