@@ -227,20 +227,22 @@ def read_audit(body: Mapping[str, Any], run: RunHistory) -> tuple[list[Check], d
         f"{body['read_instances']:,} instances in {steps:,} steps of {body['global_batch']:,}:"
         f" {repeated:,} repeated, {missed:,} missed",
     )
-    order = Check(
-        "order",
-        body["problem_count"] == 0,
-        _or_problems(
-            f"the ids that reached the devices are the order's ({body['order']}) in each of {steps:,} steps", problems
-        ),
-    )
+    unequal, unread = body["token_steps_unequal"], body["tokens_unread"]
+    text = f"the ids that reached the devices are the order's ({body['order']}) in each of {steps:,} steps"
+    if unread:
+        text += f"; tokens were not compared with the corpus: {unread}"
+    order = Check("order", body["problem_count"] == unequal, _or_problems(text, problems))
+    text = f"read again from the corpus for {body['token_steps_compared']:,} of {steps:,} steps: equal to what the devices got"
+    tokens = Check("tokens", unequal == 0, _or_problems(text, problems if unequal else []))
     again = Check(
         "redone",
         compared == equal,
         f"{redone:,} steps were computed again after an interruption; {equal:,} of the {compared:,} on an equal plan are bit-equal",
     )
     names = ("read_instances", "repeated_instances", "missed_instances", "redone_steps", "redone_steps_compared")
-    return [coverage, order, again], {name: body[name] for name in (*names, "redone_steps_bitwise_equal")}
+    return [coverage, order, *([] if unread else [tokens]), again], {
+        name: body[name] for name in (*names, "redone_steps_bitwise_equal")
+    }
 
 
 def _or_problems(text: str, problems: list[str]) -> str:

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from trainer.data.coverage import Counter, Coverage
 from trainer.data.order import open_order
+from trainer.data.tokens import TokenCheck
 from trainer.errors import Damaged
 from trainer.frozen import Frozen
 from trainer.recipe import Recipe
@@ -41,6 +42,9 @@ class RunCoverage(Coverage):
     redone_steps: int = Field(description="log lines of other starts for steps that the lineage has too")
     redone_steps_compared: int = Field(description="of these, done on an equal plan: all their bits must agree")
     redone_steps_bitwise_equal: int = Field(description="of those compared, equal in ids, tokens, loss, norm")
+    token_steps_compared: int = Field(description="steps whose tokens were compared with the corpus")
+    token_steps_unequal: int
+    tokens_unread: str = Field(description="why no tokens were compared; empty when they were")
     ok: bool
 
 
@@ -59,8 +63,12 @@ class Comparison(Frozen):
     first_unequal_digest_step: int | None
 
 
-def audit(rundir: RunDirectory, progress: Callable[[int, int], None] | None = None) -> RunCoverage:
+def audit(
+    rundir: RunDirectory, progress: Callable[[int, int], None] | None = None, data_root: str | None = None
+) -> RunCoverage:
     """Coverage of the committed steps of a run. `progress` is called with (steps done, steps in all).
+
+    `data_root`: where the token files are, if not where the newest attempt had them.
 
     Raises NoSuchRun, ConfigurationError (the order's table is missing, a document is newer than this code),
     TruthUnknown (a commit record is missing), StorageUnavailable.
@@ -76,9 +84,12 @@ def audit(rundir: RunDirectory, progress: Callable[[int, int], None] | None = No
             text = f"made with recipe {record.fingerprint[:12]}, the run's is {fingerprint[:12]}"
             counter.problem(record.ref.step, record.ref.key, text)
     redone = Redone(rundir, records, counter, first, last)
+    tokens = TokenCheck(recipe, order, data_root or newest_data_root(rundir), counter)
+    tokens.sample(records, first, last)
     for where, line in logged(rundir, records, counter):
         counter.add(where, line)
         redone.compare(where, line)
+        tokens.add(where, line)
         if progress and line.step % 1000 == 0:
             progress(line.step - first, last - first)
     coverage = counter.finish()
@@ -94,6 +105,9 @@ def audit(rundir: RunDirectory, progress: Callable[[int, int], None] | None = No
         redone_steps=redone.lines,
         redone_steps_compared=redone.compared,
         redone_steps_bitwise_equal=redone.equal,
+        token_steps_compared=tokens.compared,
+        token_steps_unequal=tokens.unequal,
+        tokens_unread=tokens.unread,
         ok=not coverage.problem_count and not coverage.repeated_instances and not coverage.missed_instances,
     )
 
@@ -130,6 +144,13 @@ def read_recipe(rundir: RunDirectory) -> Recipe:
     if stored is None:
         raise NoSuchRun(f"{rundir.uri}: no run here (recipe.json is missing)")
     return stored.recipe
+
+
+def newest_data_root(rundir: RunDirectory) -> str | None:
+    """Where the newest attempt reads its token files; None before the first."""
+    found = rundir.head()
+    spec = rundir.read_spec(found[0].attempt) if found else None
+    return spec.settings.data_root if spec else None
 
 
 def committed(rundir: RunDirectory) -> list[CommitRecord]:

@@ -86,10 +86,16 @@ def order(
 @data.command()
 @click.argument("run_directory", metavar="RUNDIR")
 @click.option("--against", metavar="RUNDIR2", help="Also say how far this other run is equal bit by bit.")
+@click.option("--data-root", help="Where the token files are now; by default where the newest attempt had them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
-def audit(context: click.Context, run_directory: str, against: str | None, as_json: bool) -> None:
-    """Rebuild from the step logs which instances were read how often along the committed steps of a run."""
+def audit(
+    context: click.Context, run_directory: str, against: str | None, data_root: str | None, as_json: bool
+) -> None:
+    """Rebuild from the step logs which instances were read how often along the committed steps of a run.
+
+    The tokens of up to 64 steps, and of the first step of each start, are compared with the corpus.
+    """
     from trainer.data.audit import NoSuchRun, compare
     from trainer.data.audit import audit as audit_run
 
@@ -97,7 +103,7 @@ def audit(context: click.Context, run_directory: str, against: str | None, as_js
         rundir = _open(run_directory)
         other = _open(against) if against else None
         with _bar("auditing", None) as advance:
-            coverage = audit_run(rundir, lambda done, total: advance(done, total))
+            coverage = audit_run(rundir, lambda done, total: advance(done, total), data_root)
         comparison = compare(rundir, other) if other else None
     except NoSuchRun as error:
         click.echo(f"error: {error}", err=True)
@@ -125,6 +131,11 @@ def report(coverage: "RunCoverage", comparison: "Comparison | None" = None) -> s
     lines.append(
         f"steps done again: {c.redone_steps:,}; on an equal plan {c.redone_steps_compared:,}, "
         f"of these {c.redone_steps_bitwise_equal:,} equal bit by bit"
+    )
+    lines.append(
+        f"tokens not compared with the corpus: {c.tokens_unread}"
+        if c.tokens_unread
+        else f"tokens compared with the corpus: {c.token_steps_compared:,} steps, {c.token_steps_unequal:,} unequal"
     )
     for problem in c.problems:
         lines.append(f"problem: {problem.text} [{problem.where}]")
