@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import faults
-from tests.lab.api import Api, is_true
+from tests.lab.api import Api, Object, condition, is_true
 from tests.lab.lab import Lab
 from tests.support.lab_objects import JOBSETS, PODS, TPU, jobset, phase, plain_pod, pods, started, wait, workload
 
@@ -65,6 +65,43 @@ def test_a_pod_stuck_in_terminating_holds_the_next_gang(lab: Lab, api: Api, tmp_
     wait("no pods", lambda: not pods(api, "stuck"))
 
 
+def test_a_lost_host_holds_the_gang_until_it_is_repaired(lab: Lab, api: Api, tmp_path: Path) -> None:
+    folder = tmp_path / "lost"
+    owner = api.create(jobset("lost", "low", folder, failurePolicy=RESTARTS))
+    wait("two processes", lambda: len(started(folder)) == 2)
+    first, victim = workload(api, owner), pods(api, "lost")[0]
+    node, path = victim["spec"]["nodeName"], f"{PODS}/{victim['metadata']['name']}"
+    assert faults.command(lab.ports["nodes"], "kill_host", node=node) == 1
+    try:
+        wait("deletion", lambda: api.get(path)["metadata"].get("deletionTimestamp"), 40)
+        disruption = condition(api.get(path), "DisruptionTarget")
+        assert disruption["reason"] == "DeletionByTaintManager"
+        assert phase(api, victim["metadata"]["name"]) == "Running"  # nobody can know
+    finally:
+        faults.command(lab.ports["nodes"], "heal", node=node)
+    wait("two more processes", lambda: len(started(folder)) == 4)
+    assert workload(api, owner)["metadata"]["uid"] == first["metadata"]["uid"]
+    (folder / "end").touch()
+    wait("done", lambda: is_true(api.get(f"{JOBSETS}/lost"), "Completed"))
+    api.delete(f"{JOBSETS}/lost")
+    wait("no pods", lambda: not pods(api, "lost"))
+
+
+def test_a_deployments_container_is_restarted(lab: Lab, api: Api, tmp_path: Path) -> None:
+    script = f"import pathlib, time; p = pathlib.Path({str(tmp_path / 'once')!r}); q = p.exists(); p.touch(); time.sleep(600 * q)"
+    pod = plain_pod("unused", script)["spec"] | {"restartPolicy": "Always", "terminationGracePeriodSeconds": 1}
+    labels = {"app": "restarted"}
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    metadata = {"name": "restarted", "namespace": "default"}
+    api.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+    path = "/apis/apps/v1/namespaces/default/deployments/restarted"
+    wait("a restart", lambda: [p for p in api.items(PODS, labelSelector="app=restarted") if _restarts(p) == 1])
+    wait("available", lambda: is_true(api.get(path), "Available"))
+    api.delete(path)
+    wait("no pods", lambda: not api.items(PODS, labelSelector="app=restarted"))
+
+
 def test_a_node_that_refuses_pods_leaves_them_pending(lab: Lab, api: Api) -> None:
     node = "tpu7x-2x2x2-0-0"
     faults.command(lab.ports["nodes"], "refuse_pods", node=node)
@@ -105,3 +142,8 @@ def test_warnings_of_termination_and_maintenance_come_and_go(lab: Lab, api: Api)
     found = api.get(f"/api/v1/nodes/{node}")
     assert {t["key"] for t in found["spec"]["taints"]} == {"google.com/tpu"}
     assert "cloud.google.com/active-node-maintenance" not in found["metadata"]["labels"]
+
+
+def _restarts(pod: Object) -> int:
+    statuses = pod["status"].get("containerStatuses") or [{}]
+    return int(statuses[0].get("restartCount", 0))

@@ -42,7 +42,7 @@ def partition(agent: "Agent", node: str) -> None:
 
 
 def heal(agent: "Agent", node: str) -> None:
-    """The end of a partition: what was missed is made up for."""
+    """The end of a partition, when what was missed is made up for; or the return of a killed host, repaired."""
     agent.nodes[node].reachable.set()
     agent.wake(agent.nodes[node])
 
