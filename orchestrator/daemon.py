@@ -6,6 +6,7 @@ one run collide at creations and at HEAD. The training itself runs under the clu
 """
 
 import contextlib
+import json
 import signal
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Literal
 
 import structlog
 
+from orchestrator import trainer_process
 from orchestrator.api import TrainingRun
 from orchestrator.carry_out import carry_out, plain_environment
 from orchestrator.clusters.base import Cluster, ClusterUnavailable, SubmitConflict
@@ -28,6 +30,7 @@ from trainer.errors import ConfigurationError, Fenced, StorageUnavailable
 from trainer.freezing import freeze
 from trainer.recipe import Recipe
 from trainer.rundir.rundir import RunDirectory
+from trainer.rundir.store import StoreMissing
 
 POLL_SECONDS = 0.25
 SLOWEST_POLL_SECONDS = 2.0
@@ -223,7 +226,26 @@ def _open(run: TrainingRun) -> tuple[Recipe, RunDirectory]:
             f"spec.runDirectory {uri}: the folder it should be in does not exist ({Path(uri).absolute().parent}); "
             "create that folder, or check the path and that its disk is mounted"
         )
+    if _not_begun(uri):  # its recipe is fixed by the first act: a mistake in the data must show before
+        check_data(run)
     return recipe, RunDirectory.open(uri, create=True, patience_seconds=STORE_PATIENCE_SECONDS)
+
+
+def _not_begun(uri: str) -> bool:
+    try:
+        return RunDirectory.open(uri, patience_seconds=STORE_PATIENCE_SECONDS).read_recipe() is None
+    except StoreMissing:
+        return True
+
+
+def check_data(run: TrainingRun) -> None:
+    """Look at the token files as the first start will. Raises ConfigurationError, StorageUnavailable."""
+    recipe = run.spec.recipe
+    overrides = [part for name, value in recipe.overrides.items() for part in ("--set", f"{name}={json.dumps(value)}")]
+    where = ("--recipe", recipe.name, "--data-root", run.spec.data.root)
+    done = trainer_process.call("data", "check", *where, *overrides)
+    if done.returncode:
+        raise trainer_process.failure(done)
 
 
 def _until_answered[T](

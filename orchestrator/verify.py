@@ -5,21 +5,16 @@ the same) is asked of `python -m trainer data audit`, in a process of its own: t
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from orchestrator import trainer_process
 from orchestrator.report.collect import RunHistory, collect
-from trainer.errors import ConfigurationError, Damaged, StorageUnavailable, TrainerError, TruthUnknown
+from trainer.errors import ConfigurationError, Damaged, TrainerError, TruthUnknown
 from trainer.rundir.records import CommitRecord
 from trainer.rundir.rundir import RunDirectory
-
-AUDIT_TIMEOUT = 3600.0  # seconds; a long run's log is large
 
 
 @dataclass(frozen=True)
@@ -198,19 +193,11 @@ def check_reference(run: RunHistory, other: RunHistory) -> list[Check]:
 
 def audit(uri: str, against: str | None) -> dict[str, Any]:
     """The JSON of `python -m trainer data audit URI`. Raises StorageUnavailable or ConfigurationError with its one-line message."""
-    command = [sys.executable, "-P", "-m", "trainer", "data", "audit", uri, "--json"]
-    if against:
-        command += ["--against", against]
-    # The trainer that belongs to this orchestrator, whatever folder we are called from.
-    paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=AUDIT_TIMEOUT, check=False, env=environment)
+    done = trainer_process.call("data", "audit", uri, "--json", *(("--against", against) if against else ()))
     try:
         body = json.loads(done.stdout)
     except ValueError:
-        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        kind = {74: StorageUnavailable, 64: ConfigurationError}.get(done.returncode, TrainerError)
-        raise kind(f"trainer data audit: {lines[-1].removeprefix('error: ')}") from None
+        raise trainer_process.failure(done) from None
     if not isinstance(body, dict):
         raise TrainerError("trainer data audit wrote no JSON object")
     return body

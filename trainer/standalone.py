@@ -90,6 +90,10 @@ def prepare(
         raise ConfigurationError(
             f"--target {target} is lower than what is committed (step {head.commit.step}) in {rundir.uri}; raise it"
         )
+    if rundir.read_recipe() is None:  # fixed for good by the next line: a mistake in the data must show before
+        from trainer.data.held_out import check_corpus
+
+        check_corpus(frozen, data_root)
     rundir.create_recipe(frozen)
     if head is not None and head.commit is not None and head.commit.step == target:
         return f"done already: step {target} is committed in {rundir.uri}; raise --target to train on"

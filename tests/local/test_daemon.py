@@ -258,6 +258,19 @@ def test_one_clear_error_and_nothing_is_made(setting: Setting, changes: dict[str
     assert setting.cluster.observe("demo").gangs == ()
 
 
+def test_held_out_text_in_training_files_is_refused_before_the_recipe_is_fixed(setting: Setting) -> None:
+    """Once recipe.json exists the mended file would count as another recipe: the check comes before it."""
+    data = setting.folder / "data"
+    text = (data / "a.bin").read_bytes()
+    (data / "h.bin").write_bytes(text[: len(text) // 2])
+    document = yaml.safe_load(setting.yaml.read_text())
+    document["spec"]["recipe"]["overrides"] |= {"data.held_out": [{"path": "h.bin"}]}
+    setting.yaml.write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigurationError, match=r"h\.bin"):
+        resume_until_done(load_run(setting.yaml), setting.cluster)
+    assert not setting.rundir_path.exists()
+
+
 @pytest.mark.parametrize("setting", [2], indirect=True)
 def test_another_recipe_is_refused_and_named(setting: Setting) -> None:
     setting.daemon().communicate(timeout=90)

@@ -58,6 +58,26 @@ def tokenize(source: str, out: Path, as_json: bool) -> None:
 
 
 @data.command()
+@click.option("--recipe", "reference", required=True, help="Recipe name or file.")
+@click.option("--data-root", required=True, help="Folder or gs:// prefix of the token files.")
+@click.option(
+    "--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Recipe override, e.g. data.order.seed=1."
+)
+def check(reference: str, data_root: str, overrides: tuple[str, ...]) -> None:
+    """Look at a recipe's token files as a first start would: all there, whole, and no held-out text trained on."""
+    from trainer.data.held_out import check_corpus
+    from trainer.freezing import freeze
+    from trainer.recipe import load
+
+    recipe = freeze(load(reference, dict(_override(text) for text in overrides)), data_root)
+    held_out, whole = check_corpus(recipe, data_root)
+    where = "none of them in the training files" if whole else "none of them in a sample of the training files"
+    click.echo(
+        f"{recipe.instances:,} training instances in {len(recipe.data.files):,} files; {held_out:,} held out, {where}"
+    )
+
+
+@data.command()
 @click.option("--run-directory", required=True, help="Folder or gs:// prefix of the run.")
 @click.option("--epochs", default=1, show_default=True, type=click.IntRange(1), help="Tables for the first N epochs.")
 @click.option("--recipe", "reference", help="Recipe name or file, for a run that has not begun (with --data-root).")

@@ -16,9 +16,25 @@ import numpy as np
 from trainer.data.hashes import U64
 from trainer.data.mix import Mix
 from trainer.errors import ConfigurationError
+from trainer.recipe import Recipe
 
 TRAINING_BYTES = 256 << 20
 _BLOCK_BYTES = 4 << 20  # read and hashed at a time
+
+
+def check_corpus(recipe: Recipe, data_root: str) -> tuple[int, bool]:
+    """Everything that is looked at before the first start: sizes as frozen, held-out text apart from training text.
+
+    Returns the number of held-out instances and whether the whole corpus was searched for them. Raises
+    ConfigurationError naming the file, StorageUnavailable.
+    """
+    train = Mix(recipe, data_root)
+    train.check()
+    if not recipe.data.held_out:
+        return 0, True
+    held_out = Mix(recipe, data_root, "held_out")
+    held_out.check()
+    return len(held_out), check_held_out(train, held_out)
 
 
 def check_held_out(train: Mix, held_out: Mix, training_bytes: int = TRAINING_BYTES) -> bool:
