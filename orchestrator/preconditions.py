@@ -68,7 +68,8 @@ def freeze(run: TrainingRun, o: Observation, now: float) -> Freeze | Done | None
         return because(
             CLUSTER,
             f"{names}: not from this run directory, whose HEAD names attempt {o.attempt}. Another run has this name, "
-            "or the run directory was replaced; delete that gang yourself, or rename this run (metadata.name)",
+            "or the run directory was replaced. Rename this run (metadata.name), or end that gang first: on the local cluster, "
+            "remove gangs/NAME below the --local folder, and its processes end",
         )
     if o.submitted and o.view and o.submitted.cluster_uid != o.view.cluster_uid and not o.take_over:
         return because(
