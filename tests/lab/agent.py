@@ -87,11 +87,17 @@ class Agent:
                 self._write_hosts()
 
     def find(self, name: str) -> PodRunner:
-        """The running pod called `name` or `namespace/name`. KeyError when there is none."""
+        """The running pod called `name` or `namespace/name`. ValueError when there is none."""
         for runner in list(self.runners.values()):
             if name in (runner.key, runner.key.partition("/")[2]):
                 return runner
-        raise KeyError(f"no pod {name} on these nodes")
+        raise ValueError(f"no pod {name} on these nodes")
+
+    def node(self, name: str) -> Node:
+        """The node of this name. ValueError when there is none."""
+        if name not in self.nodes:
+            raise ValueError(f"no node {name}; there are {', '.join(self.nodes)}")
+        return self.nodes[name]
 
     def wake(self, node: Node) -> None:
         """A switch of this node was turned: its pods look again."""

@@ -20,49 +20,49 @@ if TYPE_CHECKING:
     from tests.lab.agent import Agent
 
 
-def kill_pod(agent: "Agent", pod: str, number: int = signal.SIGKILL) -> int:
+def kill_pod(agent: "Agent", pod: str, number: int | str = signal.SIGKILL) -> int:
     """Signal all processes of a pod; how many containers that were."""
-    return agent.find(pod).kill(number)
+    return agent.find(pod).kill(int(number))
 
 
 def stop_heartbeats(agent: "Agent", node: str) -> None:
     """The node becomes NotReady; its pods run on and are reported."""
-    agent.nodes[node].beats.clear()
+    agent.node(node).beats.clear()
 
 
 def start_heartbeats(agent: "Agent", node: str) -> None:
     """The node becomes Ready again."""
-    agent.nodes[node].beats.set()
-    agent.wake(agent.nodes[node])  # the node controller has called its pods unready
+    agent.node(node).beats.set()
+    agent.wake(agent.node(node))  # the node controller has called its pods unready
 
 
 def partition(agent: "Agent", node: str) -> None:
     """The node neither sees nor reports anything; its pods' processes live on."""
-    agent.nodes[node].reachable.clear()
+    agent.node(node).reachable.clear()
 
 
 def heal(agent: "Agent", node: str) -> None:
     """The end of a partition, when what was missed is made up for; or the return of a killed host, repaired."""
-    agent.nodes[node].reachable.set()
-    agent.wake(agent.nodes[node])
+    agent.node(node).reachable.set()
+    agent.wake(agent.node(node))
 
 
 def kill_host(agent: "Agent", node: str) -> int:
     """The host is lost: its processes die, and nothing more is heard of it until `heal`."""
-    agent.nodes[node].reachable.clear()
+    agent.node(node).reachable.clear()
     runners = [r for r in list(agent.runners.values()) if r.node.name == node]
     return sum(r.kill(signal.SIGKILL) for r in runners)
 
 
 def refuse_pods(agent: "Agent", node: str) -> None:
     """Pods bound to the node from now on stay Pending."""
-    agent.nodes[node].accepts.clear()
+    agent.node(node).accepts.clear()
 
 
 def accept_pods(agent: "Agent", node: str) -> None:
     """Pods run on the node again, those that waited too."""
-    agent.nodes[node].accepts.set()
-    agent.wake(agent.nodes[node])
+    agent.node(node).accepts.set()
+    agent.wake(agent.node(node))
 
 
 def hang_pod(agent: "Agent", pod: str, process: str = "alive") -> None:
@@ -81,7 +81,7 @@ def release_pod(agent: "Agent", pod: str) -> None:
 
 def warn_of_termination(agent: "Agent", node: str) -> None:
     """GKE's taint of a host that is about to be terminated."""
-    path = agent.nodes[node].path
+    path = agent.node(node).path
     taints = agent.api.get(path)["spec"].get("taints") or []
     taint = {"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}
     agent.api.patch(path, {"spec": {"taints": [*taints, taint]}})
@@ -90,12 +90,12 @@ def warn_of_termination(agent: "Agent", node: str) -> None:
 def begin_maintenance(agent: "Agent", node: str) -> None:
     """GKE's label of a host under maintenance."""
     labels = {"cloud.google.com/active-node-maintenance": "ONGOING"}
-    agent.api.patch(agent.nodes[node].path, {"metadata": {"labels": labels}})
+    agent.api.patch(agent.node(node).path, {"metadata": {"labels": labels}})
 
 
 def end_warnings(agent: "Agent", node: str) -> None:
     """Take the termination taint and the maintenance label away."""
-    path = agent.nodes[node].path
+    path = agent.node(node).path
     taints = agent.api.get(path)["spec"].get("taints") or []
     kept = [t for t in taints if not t["key"].startswith("cloud.google.com/")]
     agent.api.patch(

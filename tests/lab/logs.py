@@ -47,7 +47,7 @@ def serve_logs(agent: "Agent", port: int) -> None:
             namespace, pod = path.split("/")[2:4]
             try:
                 return agent.find(f"{namespace}/{pod}").running
-            except KeyError:
+            except ValueError:
                 return False
 
         def log_message(self, format: str, *arguments: object) -> None:
