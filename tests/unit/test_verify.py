@@ -152,3 +152,28 @@ def test_other_instances_than_the_reference_fail() -> None:
 
     checks = v.check_reference(run, replace(other, curve=swapped))
     assert [(c.name, c.passed) for c in checks] == [("digests", True), ("losses", True), ("batches", False)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed", "named"),
+    [
+        ({}, [], "coverage order tokens redone"),
+        ({"token_steps_unequal": 2, "problem_count": 2}, ["tokens"], "coverage order tokens redone"),
+        ({"problem_count": 1}, ["order"], "coverage order tokens redone"),
+        ({"tokens_unread": "no such folder", "token_steps_compared": 0}, [], "coverage order redone"),
+        ({"redone_steps_bitwise_equal": 3}, ["redone"], "coverage order tokens redone"),
+        ({"missed_instances": 1}, ["coverage"], "coverage order tokens redone"),
+    ],
+)
+def test_what_the_audit_found_decides_its_proofs(changes: dict[str, Any], failed: list[str], named: str) -> None:
+    run = collect(RunDirectory(write()))
+    body = {
+        "repeated_instances": 0, "missed_instances": 0, "steps": 40, "read_instances": 20480, "global_batch": 512,
+        "last_step": run.committed_step, "problem_count": 0, "problems": [{"where": "log", "text": "wrong"}],
+        "order": "feistel v1", "redone_steps": 4, "redone_steps_compared": 4, "redone_steps_bitwise_equal": 4,
+        "token_steps_compared": 40, "token_steps_unequal": 0, "tokens_unread": "",
+    }  # fmt: skip
+    checks, _ = v.read_audit(body | changes, run)
+    assert [check.name for check in checks if not check.passed] == failed
+    assert " ".join(check.name for check in checks) == named
+    assert all("no such folder" in c.text for c in checks if c.name == "order" and changes.get("tokens_unread"))
