@@ -1,7 +1,7 @@
 # make demo   sets up everything, then shows a real run survive every kind of interruption
 # make test   sets up everything, then runs all checks and tests
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast check format bench bench-maxtext lock clean
+.PHONY: help env demo test test-fast check format bench bench-maxtext lab lab-down lock clean
 
 RUN := .venv/bin/python
 export PYTHONUNBUFFERED := 1
@@ -36,6 +36,12 @@ bench: env  ## the benchmarks that need no peer; each prints a ratio
 
 bench-maxtext: env  ## installs MaxText beside us and compares step time and start-up
 	@$(RUN) benchmarks/maxtext.py
+
+lab: env  ## a real Kubernetes control plane with TPU nodes on this machine (first build: about 10 minutes)
+	@$(RUN) -m tests.lab.build && $(RUN) -m tests.lab.up
+
+lab-down: env  ## stop the lab
+	@$(RUN) -m tests.lab.down
 
 lock: env  ## compile the pinned requirement file from pyproject.toml
 	@.tools/bin/uv pip compile --quiet --no-header --no-emit-index-url --universal --python-version 3.12 --all-extras pyproject.toml -o requirements/dev.txt
