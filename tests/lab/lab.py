@@ -29,6 +29,7 @@ from tests.lab.manifests import install_apis, install_visibility, install_webhoo
 REPOSITORY = Path(__file__).resolve().parents[2]
 MARK = "UNTILDONE_LAB"
 READY_SECONDS = 90.0
+EXEC_SECONDS = 1.0  # while a program is being loaded, its environment, and so its mark, reads empty
 STOP_SECONDS = 5.0
 AGENT = "nodes"
 _children: list["subprocess.Popen[bytes]"] = []  # those this process started itself
@@ -148,11 +149,14 @@ class Lab:
         deadline = time.monotonic() + READY_SECONDS
         pool = urllib3.PoolManager(ca_certs=str(self.folder / "pki" / "ca.crt"), retries=False, timeout=2.0)
         headers = {"Authorization": f"Bearer {self.token}"} if process.name == "kube-apiserver" else {}
+        seen = time.monotonic()
         while time.monotonic() < deadline:
             with contextlib.suppress(urllib3.exceptions.HTTPError):
                 if pool.request("GET", process.ready, headers=headers).status == 200:
                     return
-            if process.name not in running(self.folder).values():
+            if process.name in running(self.folder).values():
+                seen = time.monotonic()
+            elif time.monotonic() - seen > EXEC_SECONDS:
                 raise LabError(f"{process.name} ended:\n{self.log(process.name)}")
             time.sleep(0.05)
         raise LabError(f"{process.name} is not ready after {READY_SECONDS:.0f} s:\n{self.log(process.name)}")
