@@ -18,31 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import jax
 import numpy as np
 
+from benchmarks.small_recipe import recipe
 from trainer.plan import Plan
-from trainer.recipe import Data, DataFile, Model, Order, Recipe, SchedulePiece
 from trainer.sharding import mesh_of, put_batch
 from trainer.step import init_state, make_train_step
 
-BATCH = 8
-RECIPE = Recipe(
-    name="step-time",
-    model=Model(
-        vocab_size=1024,
-        padded_vocab_size=1024,
-        d_model=256,
-        n_layers=4,
-        n_heads=4,
-        n_kv_heads=4,
-        head_dim=64,
-        mlp_hidden=688,
-        window_pattern=(128, 128, 128, -1),
-    ),
-    data=Data(files=(DataFile(path="none"),), eos_id=0, order=Order(kind="feistel", seed=0)),
-    schedule=(SchedulePiece(shape="constant", peak=1e-4, warmup_steps=10, total_steps=1000, alpha_f=1),),
-    global_batch=BATCH,
-    sequence_length=256,
-    compute_dtype="float32",
-)
+RECIPE = recipe()
+BATCH = RECIPE.global_batch
 
 
 def main() -> None:

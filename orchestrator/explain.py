@@ -272,7 +272,7 @@ def _since(o: Observation, decision: Decision) -> float | None:
     match decision:
         case Freeze() | Refused():
             return None
-        case GiveUp() | Wait("BackingOff"):
+        case Done() | GiveUp() | Wait("BackingOff"):
             return last.ended if last else None
         case AppendEnding(ending):
             return ending.ended

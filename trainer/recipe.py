@@ -8,7 +8,7 @@ the same batches with the same mathematics. Importable without JAX.
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -193,6 +193,20 @@ def override(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
             raise ConfigurationError(f"recipe override {dotted!r}: no such field; fields: {', '.join(sorted(body))}")
         node[last] = value
     return Recipe.parse(body, f"recipe {recipe.name!r}")
+
+
+def parse_overrides(given: Sequence[str]) -> dict[str, Any]:
+    """FIELD=VALUE pairs; a value is JSON if it parses, else text."""
+    found: dict[str, Any] = {}
+    for pair in given:
+        field, sign, text = pair.partition("=")
+        if not sign or not field:
+            raise ConfigurationError(f"--set {pair!r}: write FIELD=VALUE, for example model.n_layers=2")
+        try:
+            found[field] = json.loads(text)
+        except ValueError:
+            found[field] = text
+    return found
 
 
 def _module(reference: str) -> ModuleType:

@@ -4,7 +4,6 @@ The run directory is the same as any other's, so `verify` and the orchestrator c
 from either.
 """
 
-import json
 import os
 import uuid
 from typing import Any
@@ -71,7 +70,7 @@ def prepare(
     assert run_directory is not None
     assert data_root is not None
     assert target is not None
-    frozen = freeze(recipes.load(recipe, parse_overrides(overrides)), data_root)
+    frozen = freeze(recipes.load(recipe, recipes.parse_overrides(overrides)), data_root)
     plan = plan_here(frozen, device)
     given = {"commit_every": commit_every, "evaluate_every": evaluate_every, "compile_cache": compile_cache}
     settings = Settings.parse(
@@ -174,17 +173,3 @@ def evaluate_commit(run_directory: str, step: int | None, data_root: str | None,
         "ids": result.ids,
         "seconds": result.seconds,
     }
-
-
-def parse_overrides(given: tuple[str, ...]) -> dict[str, Any]:
-    """FIELD=VALUE pairs; a value is JSON if it parses, else text."""
-    found: dict[str, Any] = {}
-    for pair in given:
-        field, sign, text = pair.partition("=")
-        if not sign or not field:
-            raise ConfigurationError(f"--set {pair!r}: write FIELD=VALUE, for example model.n_layers=2")
-        try:
-            found[field] = json.loads(text)
-        except ValueError:
-            found[field] = text
-    return found

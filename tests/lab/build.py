@@ -14,14 +14,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from tests.lab.build_gcs import REPORT_SECONDS, Say, find_go, install_go, run, say, server_binary
+from tests.lab.build_gcs import Say, compile_packages, find_go, install_go, run, say, server_binary
 
 MODULES = Path(__file__).parent / "modules"
 KUBERNETES = "v1.36.3"
@@ -81,23 +80,12 @@ def control_plane(progress: Say = say) -> Path:
 def build(go: Path, component: Component, folder: Path, progress: Say) -> None:
     """`go build` into `folder`, with a line of progress every few seconds."""
     flags = f"-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES}"
-    began = reported = time.monotonic()
-    packages, tail = 0, ""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         target = Path(scratch) / component.name
         command = [str(go), "build", "-v", "-trimpath", "-ldflags", flags, "-o", str(target), component.package]
-        with subprocess.Popen(command, cwd=MODULES, env=go_environment(), stderr=subprocess.PIPE, text=True) as process:
-            assert process.stderr is not None
-            for line in process.stderr:
-                packages += not line.startswith("go: ")
-                tail = f"{tail}{line}"[-2000:]
-                if time.monotonic() - reported >= REPORT_SECONDS:
-                    reported = time.monotonic()
-                    progress(f"  {reported - began:3.0f} s  {packages} packages compiled")
-        if process.returncode:
-            raise RuntimeError(f"building {component.package} failed:\n{tail}")
+        seconds = compile_packages(command, go_environment(), progress, cwd=MODULES)
         os.replace(target, folder / component.name)  # builders racing for it each bring a whole one
-    progress(f"  {component.name} built in {time.monotonic() - began:.0f} s")
+    progress(f"  {component.name} built in {seconds:.0f} s")
 
 
 def keep_manifests(go: Path, component: Component, folder: Path) -> None:

@@ -77,11 +77,20 @@ def install_go(folder: Path, progress: Say) -> Path:
 def build(go: Path, target: Path, progress: Say) -> None:
     """`go install` into `target`, with a line of progress every few seconds."""
     progress(f"building {MODULE}@{VERSION} with {go} (about a minute, once)")
-    began = reported = time.monotonic()
     environment = {"GOBIN": str(target), "CGO_ENABLED": "0", "GOFLAGS": "-trimpath -mod=mod"}
     command = [str(go), "install", "-v", "-ldflags=-s -w", f"{MODULE}@{VERSION}"]
+    seconds = compile_packages(command, {**os.environ, **environment}, progress)
+    progress(f"built in {seconds:.0f} s")
+
+
+def compile_packages(command: list[str], environment: dict[str, str], progress: Say, cwd: Path | None = None) -> float:
+    """Run `go build -v` or `go install -v` with a line of progress every few seconds; returns the seconds it took.
+
+    Raises RuntimeError with the end of its output when it fails.
+    """
+    began = reported = time.monotonic()
     packages, tail = 0, ""
-    with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             packages += not line.startswith("go: ")
@@ -90,8 +99,8 @@ def build(go: Path, target: Path, progress: Say) -> None:
                 reported = time.monotonic()
                 progress(f"  {reported - began:3.0f} s  {packages} packages compiled")
     if process.returncode:
-        raise RuntimeError(f"building {MODULE}@{VERSION} failed:\n{tail}")
-    progress(f"built in {time.monotonic() - began:.0f} s")
+        raise RuntimeError(f"building {command[-1]} failed:\n{tail}")
+    return time.monotonic() - began
 
 
 def run(command: list[str], environment: dict[str, str]) -> None:

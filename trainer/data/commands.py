@@ -67,9 +67,9 @@ def check(reference: str, data_root: str, overrides: tuple[str, ...]) -> None:
     """Look at a recipe's token files as a first start would: all there, whole, and no held-out text trained on."""
     from trainer.data.held_out import check_corpus
     from trainer.freezing import freeze
-    from trainer.recipe import load
+    from trainer.recipe import load, parse_overrides
 
-    recipe = freeze(load(reference, dict(_override(text) for text in overrides)), data_root)
+    recipe = freeze(load(reference, parse_overrides(overrides)), data_root)
     held_out, whole = check_corpus(recipe, data_root)
     where = "none of them in the training files" if whole else "none of them in a sample of the training files"
     click.echo(
@@ -199,30 +199,19 @@ def _run_and_recipe(
     """The run directory (made if need be) and its recipe: the stored one, else `reference` frozen below `root`."""
     from trainer.errors import ConfigurationError
     from trainer.freezing import freeze
-    from trainer.recipe import load
+    from trainer.recipe import load, parse_overrides
     from trainer.rundir.rundir import RunDirectory
 
     rundir = RunDirectory.open(uri, create=reference is not None)
     stored = rundir.read_recipe()
     if reference and root:
-        recipe = freeze(load(reference, dict(_override(text) for text in overrides)), root)
+        recipe = freeze(load(reference, parse_overrides(overrides)), root)
         if stored and stored.fingerprint != recipe.fingerprint():
             raise ConfigurationError(f"{uri} belongs to another recipe; leave --recipe out to use the stored one")
         return rundir, recipe
     if stored is None:
         raise ConfigurationError(f"{uri} has no recipe.json yet; give --recipe and --data-root")
     return rundir, stored.recipe
-
-
-def _override(text: str) -> tuple[str, object]:
-    """FIELD=VALUE, the value as JSON where it is JSON, else as text."""
-    field, sign, value = text.partition("=")
-    if not sign:
-        raise click.UsageError(f"--set {text}: write FIELD=VALUE")
-    try:
-        return field, json.loads(value)
-    except ValueError:
-        return field, value
 
 
 @contextmanager
