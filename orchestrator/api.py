@@ -14,6 +14,7 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
+from orchestrator.inline_secrets import refuse_inline_secrets as refuse_inline_secrets
 from trainer.errors import ConfigurationError
 from trainer.frozen import Frozen
 from trainer.rundir.records import Category
@@ -61,11 +62,30 @@ class Document(Frozen):
         return value
 
 
-class RecipeRef(Document):
-    """Which recipe, and what is changed in it."""
+class ConfigMapKeyRef(Document):
+    """One key of a ConfigMap in the namespace of the run."""
 
-    name: str = Field(description="a recipe of trainer/recipes, or a path to a .py file with a function recipe()")
+    name: str = Field(description="name of the ConfigMap")
+    key: str = Field(default="recipe.yaml", description="key within it")
+
+
+class RecipeRef(Document):
+    """Which recipe, and what is changed in it: exactly one of name and configMap."""
+
+    name: str | None = Field(
+        default=None,
+        description="a recipe that comes with untildone; outside Kubernetes also a path to a .py file with recipe()",
+    )
+    config_map: ConfigMapKeyRef | None = Field(
+        default=None, description="a recipe written out as a YAML or JSON document (data, not code)"
+    )
     overrides: dict[str, Any] = Field(default_factory=dict, description="dotted recipe fields, e.g. model.n_layers: 4")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.name is None) == (self.config_map is None):
+            raise ValueError("give exactly one of name and configMap")
+        return self
 
 
 class DataRef(Document):
@@ -148,6 +168,14 @@ class Budgets(Document):
         return value if isinstance(value, int) else None
 
 
+class Pause(Document):
+    """Another pause for one cause; what is not given is as in the rest of backoff."""
+
+    initial: Duration | None = Field(default=None, description="after the first such failure without a new commit")
+    max: Duration | None = Field(default=None, description="never longer than this, jitter included")
+    jitter: float | None = Field(default=None, ge=0, le=1, description="share of the pause that is random")
+
+
 class Backoff(Document):
     """Pause before the next attempt after a failure; doubled each time. Preemption has none."""
 
@@ -155,6 +183,9 @@ class Backoff(Document):
     max: Duration = Field(default=300, description="never longer than this, jitter included")
     jitter: float = Field(
         default=0.2, ge=0, le=1, description="share of the pause that is random, so that runs do not return together"
+    )
+    causes: dict[str, Pause] = Field(
+        default_factory=dict, description="by cause, named as in budgets, e.g. storage: {initial: 30s}"
     )
 
 
@@ -171,12 +202,13 @@ class Hang(Document):
 
 
 class InitFrom(Document):
-    """Where step 0 comes from when not from the initialiser: exactly one of run and checkpoint."""
+    """Where step 0 comes from when not from the initialiser: exactly one of run, checkpoint and hf."""
 
     run: str | None = Field(
         default=None, description="run directory of another run: URI, or URI@STEP for an older commit"
     )
     checkpoint: str | None = Field(default=None, description="a checkpoint folder written by this trainer")
+    hf: str | None = Field(default=None, description="a folder in Hugging Face's format; not built yet, and refused")
     optimizer_state: bool = Field(default=True, description="carry the optimizer state over as well")
     step: bool = Field(default=False, description="carry the step counter over as well")
 
@@ -188,8 +220,10 @@ class InitFrom(Document):
 
     @model_validator(mode="after")
     def _valid(self) -> Self:
-        if (self.run is None) == (self.checkpoint is None):
-            raise ValueError("give exactly one of run and checkpoint")
+        if sum(source is not None for source in (self.run, self.checkpoint, self.hf)) != 1:
+            raise ValueError("give exactly one of run, checkpoint and hf")
+        if self.hf is not None:
+            raise ValueError("hf: reading Hugging Face folders is not built yet; give run or checkpoint")
         if self.step and not self.optimizer_state:
             raise ValueError("step: true needs optimizerState: true")
         return self
@@ -222,6 +256,23 @@ class EnvVar(Document):
         return self
 
 
+class Trainer(Document):
+    """The contract between untildone and the program in the image."""
+
+    contract: Literal["untildone", "orbax"] = Field(
+        default="untildone", description="orbax, for any program that writes Orbax checkpoints, is not built yet"
+    )
+
+    @model_validator(mode="after")
+    def _built(self) -> Self:
+        if self.contract != "untildone":
+            raise ValueError("contract orbax is not built yet; use untildone, with this project's trainer in the image")
+        return self
+
+
+TRAINER_COMMAND = ("python", "-m", "trainer", "train")
+
+
 class Spec(Document):
     """What is wanted."""
 
@@ -246,8 +297,25 @@ class Spec(Document):
     image: str | None = Field(
         default=None, description="container image with its digest; not used by the local cluster"
     )
+    command: tuple[str, ...] = Field(
+        default=TRAINER_COMMAND, min_length=1, description="command of the trainer's containers"
+    )
     env: tuple[EnvVar, ...] = Field(default=(), description="environment of the trainer")
+    queue: str | None = Field(
+        default=None, description="Kueue LocalQueue in the namespace of the run; not used by the local cluster"
+    )
+    priority_class: str | None = Field(default=None, description="Kueue WorkloadPriorityClass")
+    service_account: str | None = Field(
+        default=None, description="service account of the trainer's pods, for access to the buckets"
+    )
+    pod_template: dict[str, Any] = Field(
+        default_factory=dict,
+        description="merged into the trainer's pod template (metadata and spec; containers by name, the trainer's is "
+        "called trainer); refused where it would break what untildone relies on",
+    )
+    trainer: Trainer = Trainer()
     suspend: bool = Field(default=False, description="stop at a commit and stay stopped until it is false again")
+    suspend_reason: str | None = Field(default=None, description="shown while suspended: who, and why")
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -282,6 +350,8 @@ class Metadata(Document):
 
     name: str = Field(description=f"DNS label of at most {NAME_LIMIT} characters; gangs are called <name>-a<attempt>")
     namespace: str | None = None
+    uid: str | None = Field(default=None, description="set by Kubernetes")
+    generation: int | None = Field(default=None, description="set by Kubernetes")
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
 
@@ -338,45 +408,3 @@ def load_run(path: str | Path) -> TrainingRun:
     if len(documents) != 1:
         raise ConfigurationError(f"{source}: holds {len(documents)} documents; one TrainingRun per file")
     return parse_run(documents[0], source)
-
-
-# Prefixes and shapes of credentials in common use, and names whose plain value is one for certain.
-_TOKEN = re.compile(
-    r"hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abprs]-[\w-]{8,}|AKIA[A-Z0-9]{12,}|ASIA[A-Z0-9]{12,}"
-    r"|AIza[\w-]{20,}|ya29\.[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}\.|-----BEGIN [A-Z ]*PRIVATE KEY|[Bb]earer\s+\S{8,}|[a-z]+://[^/\s:@]+:[^/\s@]+@"
-)
-_SECRET_NAME = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY)$", re.IGNORECASE
-)
-_PATH = re.compile(r"[/.~][\w./-]*")  # a path to a mounted secret is a reference, not a secret
-
-
-def refuse_inline_secrets(data: Mapping[str, Any], source: str) -> None:
-    """Raises ConfigurationError when a value anywhere looks like a credential. The value itself is never repeated."""
-    spec = data.get("spec")
-    env = spec.get("env") if isinstance(spec, Mapping) else None
-    for index, variable in enumerate(env if isinstance(env, list) else ()):
-        if not isinstance(variable, Mapping):
-            continue
-        name, value = str(variable.get("name", "")), variable.get("value")
-        if isinstance(value, str) and value and _SECRET_NAME.search(name) and not _PATH.fullmatch(value):
-            raise ConfigurationError(_secret_error(f"{source}: spec.env.{index}.value ({name})"))
-    for field, value in _strings(data, ""):
-        if _TOKEN.search(value):
-            raise ConfigurationError(_secret_error(f"{source}: {field}"))
-
-
-def _secret_error(where: str) -> str:
-    return (
-        f"{where}: looks like a secret, and a secret in a spec can be read by everybody who can read the run; "
-        "put it into a Secret and refer to it: "
-        "env: [{name: NAME, valueFrom: {secretKeyRef: {name: SECRET, key: KEY}}}]"
-    )
-
-
-def _strings(node: Any, path: str) -> list[tuple[str, str]]:
-    """Every string below `node` with its dotted path."""
-    if isinstance(node, str):
-        return [(path, node)]
-    items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
-    return [pair for key, value in items for pair in _strings(value, f"{path}.{key}" if path else str(key))]

@@ -15,14 +15,15 @@ from orchestrator.decisions import (
     AppendEnding,
     DeleteGang,
     RecordSubmitted,
+    RequestCommit,
     StopForPlanChange,
     SubmitGang,
     SwapHead,
     WriteRecipe,
     WriteSpec,
 )
-from trainer.errors import ConfigurationError
-from trainer.rundir.records import Submitted
+from orchestrator.environment import plain_environment
+from trainer.rundir.records import Request, Submitted
 from trainer.rundir.rundir import RunDirectory
 
 PATIENCE_SECONDS = 2.0
@@ -42,26 +43,25 @@ def carry_out(act: Act, run: TrainingRun, cluster: Cluster, rundir: RunDirectory
         case SwapHead(attempt, seen):
             rundir.swap_to_attempt(attempt, seen)
         case SubmitGang(spec):
-            request = GangRequest(run=run.name, run_directory=rundir.uri, spec=spec, env=plain_environment(run))
+            request = GangRequest(
+                run=run.name,
+                run_directory=rundir.uri,
+                spec=spec,
+                env=plain_environment(run) if spec.program is None else {},
+                queue=run.spec.queue,
+                priority_class=run.spec.priority_class,
+                owner_uid=run.metadata.uid,
+            )
             _patiently(lambda: cluster.submit(request))
         case RecordSubmitted(attempt, gang_uid):
             submitted = Submitted(cluster_uid=cluster.uid, namespace=cluster.namespace, gang_uid=gang_uid)
             rundir.record_submitted(attempt, submitted)
         case AppendEnding(ending):
             rundir.append_ending(ending)
+        case RequestCommit(attempt, identifier, why):
+            rundir.request(identifier, Request(kind="commit", attempt=attempt, reason=why, time=rundir.clock()))
         case DeleteGang(name, uid, grace_seconds) | StopForPlanChange(name, uid, grace_seconds):
             _patiently(lambda: cluster.delete(name, uid, grace_seconds))
-
-
-def plain_environment(run: TrainingRun) -> dict[str, str]:
-    """The run's environment for a cluster that has no Secrets. Raises ConfigurationError for a reference to one."""
-    for variable in run.spec.env:
-        if variable.value is None:
-            raise ConfigurationError(
-                f"spec.env {variable.name}: valueFrom.secretKeyRef names a Kubernetes Secret, which the local cluster "
-                f"does not have; remove it and export {variable.name} in the shell that starts untildone"
-            )
-    return {variable.name: variable.value for variable in run.spec.env if variable.value is not None}
 
 
 def _patiently(call: Callable[[], object]) -> None:

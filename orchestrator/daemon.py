@@ -19,7 +19,7 @@ import structlog
 
 from orchestrator import trainer_process
 from orchestrator.api import TrainingRun
-from orchestrator.carry_out import carry_out, plain_environment
+from orchestrator.carry_out import carry_out
 from orchestrator.clusters.base import Cluster, ClusterUnavailable, SubmitConflict
 from orchestrator.decisions import Decision, Done, Freeze, GiveUp, Refused, Wait, WriteSpec
 from orchestrator.lifecycle import decide
@@ -161,7 +161,7 @@ def prepare(run: TrainingRun) -> Recipe:
 
     Raises ConfigurationError for a bad recipe, bad data or a batch that no plan makes exact; StorageUnavailable.
     """
-    recipe = freeze(recipes.load(run.spec.recipe.name, run.spec.recipe.overrides), run.spec.data.root)
+    recipe = freeze(load_recipe(run), run.spec.data.root)
     ladder(run, recipe)
     return recipe
 
@@ -181,7 +181,7 @@ def resume_until_done(
     process's part and leave the training alone; call again, from anywhere, to adopt it. Raises ConfigurationError
     before anything is touched when the run, its recipe, its data or its run directory cannot be used.
     """
-    plain_environment(run)
+    cluster.check(run)
     log = structlog.get_logger().bind(run=run.name)
     stopping = stop or threading.Event()
     with _stop_on_signals(stopping):
@@ -238,11 +238,21 @@ def _not_begun(uri: str) -> bool:
         return True
 
 
+def load_recipe(run: TrainingRun) -> Recipe:
+    """The recipe that `run` names, not frozen yet. Raises ConfigurationError."""
+    wanted = run.spec.recipe
+    if wanted.name is None:
+        raise ConfigurationError(
+            "spec.recipe.configMap: ConfigMaps are in Kubernetes, and this run is not; give spec.recipe.name"
+        )
+    return recipes.load(wanted.name, wanted.overrides)
+
+
 def check_data(run: TrainingRun) -> None:
     """Look at the token files as the first start will. Raises ConfigurationError, StorageUnavailable."""
     recipe = run.spec.recipe
     overrides = [part for name, value in recipe.overrides.items() for part in ("--set", f"{name}={json.dumps(value)}")]
-    where = ("--recipe", recipe.name, "--data-root", run.spec.data.root)
+    where = ("--recipe", str(recipe.name), "--data-root", run.spec.data.root)
     done = trainer_process.call("data", "check", *where, *overrides)
     if done.returncode:
         raise trainer_process.failure(done)

@@ -107,6 +107,15 @@ class AppendEnding:
 
 
 @dataclass(frozen=True)
+class RequestCommit:
+    """Ask the running start of `attempt` for a commit (requests/<identifier>.json, create-only): it will be stopped."""
+
+    attempt: int
+    identifier: str
+    why: str
+
+
+@dataclass(frozen=True)
 class DeleteGang:
     """End the gang `name` if its uid is still `uid`: SIGTERM, and SIGKILL after the grace. Gone is success."""
 
@@ -137,6 +146,16 @@ class Wait:
     until: float | None = None
 
 
-Act = WriteRecipe | WriteSpec | SwapHead | SubmitGang | RecordSubmitted | AppendEnding | DeleteGang | StopForPlanChange
+Act = (
+    WriteRecipe
+    | WriteSpec
+    | SwapHead
+    | SubmitGang
+    | RecordSubmitted
+    | AppendEnding
+    | RequestCommit
+    | DeleteGang
+    | StopForPlanChange
+)
 End = Refused | Done | GiveUp
 Decision = Act | End | Wait | Freeze

@@ -18,6 +18,7 @@ from orchestrator.decisions import (
     GiveUp,
     RecordSubmitted,
     Refused,
+    RequestCommit,
     StatusWord,
     StopForPlanChange,
     SubmitGang,
@@ -212,6 +213,8 @@ def _what(run: TrainingRun, o: Observation, decision: Decision) -> str:
         case AppendEnding(ending):
             start = f"{ending.attempt}.{ending.start}" if ending.start is not None else f"attempt {ending.attempt}"
             return f"{start} ended: {ending.cause}"
+        case RequestCommit(attempt, _, why):
+            return f"attempt {attempt} is asked for a commit: {why}"
         case DeleteGang(name, _, _, why) | StopForPlanChange(name, _, _, why):
             return f"{name} is being stopped: {why}"
 
@@ -242,6 +245,8 @@ def _next(run: TrainingRun, o: Observation, decision: Decision, now: float) -> t
             return "record that the cluster accepted it", now
         case AppendEnding(ending):
             return f"write down that it ended ({ending.cause}), then decide how to go on", now
+        case RequestCommit(attempt):
+            return f"wait until attempt {attempt} has committed, then stop it", now
         case DeleteGang(name, _, grace):
             return f"delete {name}: SIGTERM, and SIGKILL after {grace:g} s", now
         case StopForPlanChange(name, _, grace, _, old, new):

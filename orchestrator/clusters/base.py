@@ -8,7 +8,8 @@ with its own key, so that the ending of one is never taken for the ending of ano
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from trainer.rundir.records import AttemptSpec, Evidence
+from orchestrator.api import TrainingRun
+from trainer.rundir.records import AttemptSpec, Evidence, Program
 
 
 class ClusterUnavailable(Exception):
@@ -64,6 +65,11 @@ class Gang:
     admissions: tuple[Admission, ...] = ()
     queued_since: float | None = None
     message: str = ""
+    # Pods that should have ended long ago, on hosts that do not answer: the cluster will not bring the gang up again
+    # while they are there, and only the fence keeps their processes from doing harm.
+    stuck: tuple[Evidence, ...] = ()
+    # Pods that cannot start as they are (image, command, a missing Secret), where the cluster only waits and retries.
+    cannot_start: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,8 +92,13 @@ class GangRequest:
     run: str
     run_directory: str
     spec: AttemptSpec
+    # Of the local cluster only; elsewhere the attempt's program says it.
     command: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
+    # Of Kubernetes only.
+    queue: str | None = None
+    priority_class: str | None = None
+    owner_uid: str | None = None  # of the TrainingRun object; None: a daemon looks after the run
 
 
 class Cluster(Protocol):
@@ -95,6 +106,12 @@ class Cluster(Protocol):
 
     uid: str
     namespace: str
+
+    def check(self, run: TrainingRun) -> None:
+        """Raises ConfigurationError when `run` asks for what this cluster cannot give. Touches nothing."""
+
+    def program(self, run: TrainingRun) -> Program | None:
+        """What an attempt submitted now would run; None where it is this installation."""
 
     def observe(self, run: str) -> ClusterView:
         """The gangs of `run`, ended ones included until they are deleted."""

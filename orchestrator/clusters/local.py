@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.api import TrainingRun
 from orchestrator.clusters import gang_state as state
 from orchestrator.clusters.base import (
     Admission,
@@ -30,7 +31,8 @@ from orchestrator.clusters.base import (
 from orchestrator.clusters.capacity import limits
 from orchestrator.clusters.gang_state import AdmissionState, Deletion, Request, Signal, Status
 from orchestrator.clusters.processes import clean_environment, start_ticks, stopped
-from trainer.rundir.records import Evidence
+from orchestrator.environment import plain_environment
+from trainer.rundir.records import Evidence, Program
 
 SUPERVISOR = "orchestrator.clusters.gang_supervisor"
 # A supervisor that was just started has not taken its hold yet; a second one would do no harm, but would be waste.
@@ -85,6 +87,14 @@ class LocalCluster:
         return str(state.read_json(self.root / "cluster.json")["uid"])
 
     # -- the Cluster protocol ---------------------------------------------------------------------------------------
+
+    def check(self, run: TrainingRun) -> None:
+        """Raises ConfigurationError for a reference to a Secret: there are none here."""
+        plain_environment(run)
+
+    def program(self, run: TrainingRun) -> Program | None:
+        """None: an attempt runs this installation."""
+        return None
 
     @_unavailable
     def observe(self, run: str) -> ClusterView:

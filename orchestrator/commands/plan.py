@@ -22,14 +22,14 @@ def plan_command(file: Path, devices: tuple[str, ...], slices: int, as_json: boo
     cluster.
     """
     from orchestrator.api import load_run
+    from orchestrator.daemon import load_recipe
     from orchestrator.planning import Rung, ladder, make_plan, plan_rows, shown
     from trainer.hardware import device_type
-    from trainer.recipe import load
 
     if slices > 1 and not devices:
         raise click.UsageError("--slices needs --device; the ladder in FILE says its own slices")
     run = load_run(file)
-    recipe = load(run.spec.recipe.name, run.spec.recipe.overrides)
+    recipe = load_recipe(run)
     if devices:
         plans = [make_plan(recipe, name, slices, "--device: ") for name in devices]
         rungs = tuple(Rung(i, plan, device_type(plan.device_type).family, 0.0) for i, plan in enumerate(plans))

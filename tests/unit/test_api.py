@@ -104,7 +104,7 @@ def test_a_duration_is_the_sum_of_its_parts(hours: int, minutes: int, seconds: i
         ("spec.env", [{"name": "A", "value": "1"}, {"name": "A", "value": "2"}], ["A twice"]),
         ("spec.env", [{"name": "UNTILDONE_NONCE", "value": "1"}], ["UNTILDONE_NONCE", "choose another"]),
         ("spec.env", [{"name": "A"}], ["exactly one of value and valueFrom"]),
-        ("spec.initFrom", {"run": "/a", "checkpoint": "/b"}, ["exactly one of run and checkpoint"]),
+        ("spec.initFrom", {"run": "/a", "checkpoint": "/b"}, ["exactly one of run, checkpoint and hf"]),
         ("spec.initFrom", {"run": "/a", "step": True, "optimizerState": False}, ["optimizerState"]),
         ("spec.ladder", [{"deviceType": "cpu-8"}, {"deviceType": "cpu-8"}], ["ladder", "twice"]),
         ("metadata.name", "Demo_Run", ["metadata", "DNS label"]),

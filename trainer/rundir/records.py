@@ -4,6 +4,7 @@ Every document carries `version`. A reader that meets a higher one stops: it may
 Times are UNIX seconds, for people; nothing is ever decided by comparing them.
 """
 
+import hashlib
 from typing import Any, Literal, Self
 
 from pydantic import Field
@@ -93,12 +94,56 @@ class RecipeRecord(Record):
     recipe: Recipe
 
 
+class Owner(Record):
+    """owner.json: who looks after this run. Liveness is `beats` changing, on the reader's own clock."""
+
+    owner: str = Field(description="TrainingRun uid at its cluster, or a daemon's id; replicas share it")
+    cluster_uid: str
+    beats: int
+    released: bool = Field(default=False, description="its owner left in order: nobody has to wait")
+    op_id: str
+    time: float
+
+
+class Request(Record):
+    """requests/<id>.json: somebody asks the running start for something. Rank 0 looks for it every 10 s."""
+
+    kind: Literal["commit"]
+    attempt: int = Field(description="the attempt that is asked; no other one answers")
+    reason: str = ""
+    time: float
+
+
+class RequestDone(Record):
+    """requests/<id>.done.json: rank 0's answer."""
+
+    attempt: int
+    start: int
+    step: int = Field(description="the step that is committed now")
+    time: float
+
+
 class Pin(Record):
     """pins/<id>.json: a reader's wish that garbage collection leaves a commit, until it expires."""
 
     commit: CommitRef
     expires: float
     reader: str = ""
+
+
+class Program(Frozen):
+    """What the processes of an attempt are, where a cluster builds their pods: never a secret, only references to it."""
+
+    image: str
+    command: tuple[str, ...]
+    env: tuple[dict[str, Any], ...] = Field(default=(), description="Kubernetes EnvVars: value, or valueFrom")
+    service_account: str | None = None
+    pod_template: dict[str, Any] = Field(default_factory=dict, description="merged into the pod template we write")
+
+    @property
+    def digest(self) -> str:
+        """Equal programs have equal digests."""
+        return hashlib.sha256(self.canonical()).hexdigest()[:16]
 
 
 class AttemptSpec(Record):
@@ -113,6 +158,13 @@ class AttemptSpec(Record):
     submitted_by: str = Field(
         default="",
         description="the process that trains without an orchestrator; nobody writes such an attempt's ledger",
+    )
+    program: Program | None = Field(default=None, description="None on the local cluster, which runs this installation")
+    fallback: Program | None = Field(
+        default=None, description="to return to when `program` is new and ends before its first commit"
+    )
+    rejected: str | None = Field(
+        default=None, description="digest of a program that was tried and failed at once; not tried again"
     )
 
 

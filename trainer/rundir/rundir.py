@@ -26,17 +26,21 @@ from trainer.rundir.records import (
     FileEntry,
     Head,
     InitRecord,
+    Owner,
     Progress,
     RecipeRecord,
+    Request,
+    RequestDone,
     SetAside,
     StartRecord,
     StepLine,
     StepLogFile,
     Submitted,
 )
-from trainer.rundir.store import Store
+from trainer.rundir.store import NotFound, Store
+from trainer.rundir.swap import certain_swap
 
-RECIPE, INIT = "recipe.json", "init.json"
+RECIPE, INIT, OWNER = "recipe.json", "init.json", "owner.json"
 SHOWN_DIFFERENCES = 8
 __all__ = ["Claim", "ClaimStopped", "RunDirectory"]
 
@@ -97,6 +101,41 @@ class RunDirectory(Documents):
                 f"{'; '.join(found[:SHOWN_DIFFERENCES])}{more}. "
                 "Restore these values to continue the run, or give runDirectory another folder to begin a new one"
             )
+
+    # -- asking the running start for something, and who may ask
+
+    def request(self, identifier: str, request: Request) -> None:
+        """Ask; an older request of the same name counts."""
+        self.create(f"requests/{identifier}.json", request)
+
+    def requests(self) -> dict[str, Request]:
+        """Requests that have no answer yet, by identifier."""
+        keys = [key.removeprefix("requests/").removesuffix(".json") for key in self.patient(self._list_requests)]
+        waiting = [key for key in keys if not key.endswith(".done") and f"{key}.done" not in keys]
+        found = {key: self.read(f"requests/{key}.json", Request) for key in waiting}
+        return {key: request for key, request in found.items() if request is not None}
+
+    def answer(self, identifier: str, done: RequestDone) -> None:
+        """Say that it was done; the first answer counts."""
+        self.create(f"requests/{identifier}.done.json", done)
+
+    def read_answer(self, identifier: str) -> RequestDone | None:
+        return self.read(f"requests/{identifier}.done.json", RequestDone)
+
+    def owner(self) -> tuple[Owner, int] | None:
+        """owner.json and its generation."""
+        try:
+            blob = self.patient(lambda: self.store.get(OWNER))
+        except NotFound:
+            return None
+        return Owner.read(blob.data, self.path(OWNER)), blob.generation
+
+    def swap_owner(self, owner: Owner, generation: int) -> int | None:
+        """Replace owner.json at `generation` (0: none yet). The new one, or None when somebody else was faster."""
+        return certain_swap(self.store, self.patient, OWNER, owner.canonical(), generation)
+
+    def _list_requests(self) -> list[str]:
+        return self.store.list("requests")
 
     # -- attempts: submission.py says why in this order
 
