@@ -21,6 +21,7 @@ from pathlib import Path
 import yaml
 
 from tests.lab.build_gcs import Say, compile_packages, find_go, install_go, run, say, server_binary
+from tests.lab.build_helm import helm_binary
 
 MODULES = Path(__file__).parent / "modules"
 KUBERNETES = "v1.36.3"
@@ -54,7 +55,7 @@ def cache_folder() -> Path:
 
 
 def control_plane(progress: Say = say) -> Path:
-    """Folder with every component's binary, `manifests/<name>` of those that have some, fake-gcs-server and kubectl.
+    """Folder with every component's binary, `manifests/<name>` of those that have some, fake-gcs-server, Helm, kubectl.
 
     Builds what is missing. Raises RuntimeError saying what failed.
     """
@@ -72,6 +73,9 @@ def control_plane(progress: Say = say) -> Path:
     gcs = folder / "fake-gcs-server"
     if not gcs.exists():
         put_link(server_binary(progress), gcs)
+    helm = helm_binary(progress)
+    if (folder / helm.name).resolve() != helm.resolve():  # none, or one of another version
+        put_link(helm, folder / helm.name)
     if not (folder / "kubectl").exists():
         put_link(find_kubectl(folder, progress), folder / "kubectl")
     return folder
