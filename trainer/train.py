@@ -154,7 +154,8 @@ class Process:
             mix=mix,
             held_out=held_out,
             order=order,
-            peak_flops=device.peak_flops_per_device,
+            # CPUs that stand in for TPUs have no peak worth dividing by.
+            peak_flops=None if jax.devices()[0].platform == "cpu" else device.peak_flops_per_device,
         )
         return training.run(record)
 

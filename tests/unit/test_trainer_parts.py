@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from trainer.checkpoint import compare_digest, compare_files, share
 from trainer.departure import PEER_LOST, end_of, is_peer_loss
 from trainer.distributed import Gang, Identity, compare
-from trainer.environment import gang_environment, prepare_jax
 from trainer.errors import ConfigurationError, Fenced, MixedGang, StorageUnavailable
-from trainer.plan import Plan, split_batch
+from trainer.plan import split_batch
 from trainer.progress import Monitor, PhaseClock
 from trainer.rundir.records import FileEntry, Progress, StepLine, StepLogFile
 from trainer.rundir.store import NotFound, Stat
@@ -297,40 +296,3 @@ def test_progress_beats_and_survives_a_dead_store(capsys: pytest.CaptureFixture[
         monitor.write_now()
     assert [progress.beats for progress in written] == [1, 2, 3]
     assert "could not be written" in capsys.readouterr().err
-
-
-def test_gang_environment_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    given_all: dict[str, str | None] = {
-        "run_directory": "/r",
-        "attempt": "3",
-        "nonce": "n",
-        "pod_uid": "u",
-        "restart_attempt": "0",
-        "process_id": "1",
-        "process_count": "2",
-        "coordinator": "h:1",
-    }
-    assert gang_environment(given_all).attempt == 3
-    for name, wrong, said in (
-        ("nonce", None, "UNTILDONE_NONCE is not set"),
-        ("attempt", "x", "UNTILDONE_ATTEMPT must be a whole number"),
-        ("process_id", "2", "not below"),
-    ):
-        monkeypatch.delenv("UNTILDONE_NONCE", raising=False)
-        with pytest.raises(ConfigurationError, match=said):
-            gang_environment({**given_all, name: wrong})
-
-
-def test_prepare_jax_keeps_other_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("XLA_FLAGS", "JAX_PLATFORMS", "JAX_CPU_COLLECTIVES_IMPLEMENTATION", "JAX_COMPILATION_CACHE_DIR",
-                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES",
-                 "TF_CPP_MIN_LOG_LEVEL", "GRPC_VERBOSITY"):  # fmt: skip
-        monkeypatch.setenv(name, "")  # restored afterwards
-    monkeypatch.setenv("XLA_FLAGS", "--xla_other=1 --xla_force_host_platform_device_count=64")
-    plan = Plan(
-        device_type="cpu-8", processes=2, devices=8, global_batch=8, data_parallel=8, micro_batch=1, accumulation=1
-    )
-    prepare_jax(plan, None, "cpu")
-    import os
-
-    assert os.environ["XLA_FLAGS"] == "--xla_other=1 --xla_force_host_platform_device_count=4"
