@@ -6,6 +6,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
@@ -45,13 +46,7 @@ class GcsServer:
 
     def create_bucket(self, name: str) -> None:
         """Make an empty bucket."""
-        request = urllib.request.Request(
-            f"{self.url}/storage/v1/b?project=test",
-            data=f'{{"name": "{name}"}}'.encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=10):
-            pass
+        create_bucket(self.url, name)
 
     def _start(self, binary: Path) -> bool:
         address = f"127.0.0.1:{_free_port()}"
@@ -79,6 +74,21 @@ class GcsServer:
 
     def _log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-2000:]
+
+
+def create_bucket(url: str, name: str) -> None:
+    """Make a bucket on the server at `url`, empty if it is new."""
+    request = urllib.request.Request(
+        f"{url}/storage/v1/b?project=test",
+        data=f'{{"name": "{name}"}}'.encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            pass
+    except urllib.error.HTTPError as error:
+        if error.code != 409:
+            raise
 
 
 def _free_port() -> int:

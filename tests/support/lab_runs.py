@@ -1,0 +1,273 @@
+"""Real trainers in the lab's pods: a corpus and a run directory in the lab's bucket, attempts as JobSets.
+
+    lab_run = LabRun.new(lab, "demo", compile_cache=folder)      # corpus, run directory gs://runs/default/demo, recipe.json
+    spec = lab_run.submit("tpu7x-2x2x2", target=20)               # spec.json and HEAD, as an orchestrator leaves them
+    lab_run.create(spec, priority="low")                          # the JobSet; Kueue does the rest
+
+Nobody keeps the ledger of such attempts (AttemptSpec.submitted_by is set), so `untildone verify` accepts them without.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import urllib3
+
+from orchestrator.planning import make_plan
+from tests.lab.api import Api, Object
+from tests.lab.lab import Lab
+from tests.support.gang import ROOT, small_recipe, write_corpus
+from tests.support.gcs_server import create_bucket
+from trainer.freezing import freeze
+from trainer.hardware import device_type
+from trainer.recipe import Recipe
+from trainer.rundir.records import AttemptSpec, CommitRecord, Head, StepLine
+from trainer.rundir.rundir import RunDirectory
+from trainer.settings import Settings
+
+BUCKET, DATA = "runs", "gs://runs/corpus"
+PORT = 8482
+# Exit codes that say the same would happen again: the JobSet fails, and whoever submitted it decides.
+USELESS = [1, 2, 64, 74, 76, 78, 79, 126, 127]
+FAILURE_POLICY: Object = {
+    "maxRestarts": 0,
+    "restartStrategy": "BlockingRecreate",
+    "rules": [
+        {"name": "useless", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+        {
+            "name": "again",
+            "action": "RestartJobSetAndIgnoreMaxRestarts",
+            "onJobFailureReasons": ["BackoffLimitExceeded"],
+        },
+    ],
+}
+
+
+@contextlib.contextmanager
+def bucket_of(lab: Lab) -> Iterator[None]:
+    """gs:// means this lab's server for the clients that are made inside."""
+    names = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update({name: lab.environment[name] for name in names})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def upload_corpus(lab: Lab) -> str:
+    """The small corpus of tests.support.gang in the lab's bucket; returns its gs:// prefix. Once is enough."""
+    create_bucket(lab.gcs_url, BUCKET)
+    bucket, _, prefix = DATA.removeprefix("gs://").partition("/")
+    with tempfile.TemporaryDirectory() as folder:
+        for file in write_corpus(Path(folder)).iterdir():
+            url = f"{lab.gcs_url}/upload/storage/v1/b/{bucket}/o?uploadType=media&name={prefix}/{file.name}"
+            answer = urllib3.request("POST", url, body=file.read_bytes(), timeout=10.0)
+            assert answer.status == 200, answer.data
+    return DATA
+
+
+@dataclass
+class LabRun:
+    """One run of one recipe; its attempts are JobSets `<name>-a<n>` in `namespace`, queued in `queue`."""
+
+    lab: Lab
+    name: str
+    recipe: Recipe
+    compile_cache: Path
+    namespace: str = "default"
+    queue: str = "tpus"
+    attempt: int = 0
+
+    @classmethod
+    def new(cls, lab: Lab, name: str, compile_cache: Path, recipe: Recipe | None = None, **place: str) -> "LabRun":
+        """Upload the corpus where it is missing and fix the recipe. `place`: namespace, queue."""
+        root = upload_corpus(lab)
+        with bucket_of(lab):
+            run = cls(lab, name, freeze(recipe or small_recipe(), root), compile_cache, **place)
+            run.rundir(create=True).create_recipe(run.recipe)
+        return run
+
+    @property
+    def uri(self) -> str:
+        return f"gs://{BUCKET}/{self.namespace}/{self.name}"
+
+    @property
+    def api(self) -> Api:
+        return self.lab.api
+
+    def rundir(self, create: bool = False) -> RunDirectory:
+        with bucket_of(self.lab):
+            return RunDirectory.open(self.uri, create=create)
+
+    def settings(self, target: int, **changes: Any) -> Settings:
+        """Commits every 4 steps, progress every second, one compile cache for all pods."""
+        given: dict[str, Any] = {
+            "target_step": target,
+            "data_root": DATA,
+            "commit_every": 4,
+            "compile_cache": str(self.compile_cache),
+            "heartbeat_timeout_seconds": 20,
+            "hang_start_seconds": 90,
+            "hang_step_seconds": 60,
+            "progress_seconds": 1,
+            **changes,
+        }
+        return Settings.model_validate(given)
+
+    def submit(self, device: str, target: int, slices: int = 1, **settings: Any) -> AttemptSpec:
+        """The next attempt: spec.json, then HEAD. Trains only once its JobSet is created."""
+        self.attempt += 1
+        spec = AttemptSpec(
+            attempt=self.attempt,
+            nonce=uuid.uuid4().hex,
+            gang=f"{self.name}-a{self.attempt}",
+            plan=make_plan(self.recipe, device, slices),
+            settings=self.settings(target, **settings),
+            image="lab",
+            submitted_by="a test",
+        )
+        rundir = self.rundir()
+        rundir.adopt_spec(spec)
+        rundir.swap_to_attempt(self.attempt)
+        return spec
+
+    def create(self, spec: AttemptSpec, priority: str = "low", env: dict[str, str] | None = None) -> Object:
+        """Create the JobSet of `spec`; `env` adds variables to its containers, or changes them."""
+        return self.api.create(self.jobset(spec, priority, env))
+
+    def jobset(self, spec: AttemptSpec, priority: str = "low", env: dict[str, str] | None = None) -> Object:
+        """A JobSet whose pods train `spec`: one pod per host, one container per process of a host."""
+        kind = device_type(spec.plan.device_type)
+        pod = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": int(spec.settings.grace_seconds),
+            "containers": [self._container(spec, number, env or {}) for number in range(kind.processes_per_host)],
+            "nodeSelector": {
+                "cloud.google.com/gke-tpu-accelerator": kind.gke_accelerator,
+                "cloud.google.com/gke-tpu-topology": kind.gke_topology,
+            },
+            "tolerations": [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}],
+        }
+        labels = {"untildone.dev/run": self.name, "untildone.dev/attempt": str(spec.attempt)}
+        job = {
+            "parallelism": kind.hosts,
+            "completions": kind.hosts,
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "podFailurePolicy": {
+                "rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": USELESS}}]
+            },
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        }
+        queued = {"kueue.x-k8s.io/queue-name": self.queue, "kueue.x-k8s.io/priority-class": priority}
+        return {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": spec.gang, "namespace": self.namespace, "labels": {**labels, **queued}},
+            "spec": {
+                "suspend": True,
+                "failurePolicy": FAILURE_POLICY,
+                "replicatedJobs": [{"name": "slice", "replicas": spec.plan.slices, "template": {"spec": job}}],
+            },
+        }
+
+    def _container(self, spec: AttemptSpec, number: int, env: dict[str, str]) -> Object:
+        kind = device_type(spec.plan.device_type)
+        values = {
+            "UNTILDONE_RUN_DIRECTORY": self.uri,
+            "UNTILDONE_ATTEMPT": spec.attempt,
+            "UNTILDONE_NONCE": spec.nonce,
+            "UNTILDONE_PROCESS_COUNT": spec.plan.processes,
+            "UNTILDONE_COORDINATOR": f"{spec.gang}-slice-0-0.{spec.gang}:{PORT}",
+            "UNTILDONE_HOST_PROCESS": number,
+            "UNTILDONE_HOSTS": kind.hosts,
+            "UNTILDONE_HOST_PROCESSES": kind.processes_per_host,
+        }
+        fields = {
+            "UNTILDONE_POD_UID": "metadata.uid",
+            "UNTILDONE_RESTART_ATTEMPT": "metadata.labels['jobset.sigs.k8s.io/restart-attempt']",
+            "UNTILDONE_SLICE": "metadata.labels['jobset.sigs.k8s.io/job-index']",
+            "UNTILDONE_HOST": "metadata.labels['batch.kubernetes.io/job-completion-index']",
+        }
+        chips = {"google.com/tpu": str(kind.chips_per_host // kind.processes_per_host)}
+        return {
+            "name": f"trainer-{number}" if number else "trainer",
+            "image": "none",
+            "command": ["python", "-m", "trainer", "train"],
+            "env": [
+                *({"name": k, "value": str(v)} for k, v in (values | env).items()),
+                *({"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items() if k not in env),
+            ],
+            "resources": {"limits": chips, "requests": chips},
+        }
+
+    # --- what became of it
+
+    @property
+    def jobsets(self) -> str:
+        """API path of the JobSets of this run's namespace."""
+        return f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{self.namespace}/jobsets"
+
+    def pods(self, attempt: int | None = None) -> list[Object]:
+        """The pods of an attempt (the newest), as the API server has them."""
+        selector = f"jobset.sigs.k8s.io/jobset-name={self.name}-a{attempt or self.attempt}"
+        return self.api.items(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=selector)
+
+    def logs(self) -> str:
+        """What the pods of all attempts wrote, for the message of a failing test."""
+        files = sorted((self.lab.folder / "pods").glob(f"{self.namespace}_{self.name}-a*/*.log"))
+        return "\n".join(f"--- {f.parent.name}/{f.name}\n{f.read_text(errors='replace')[-3000:]}" for f in files)
+
+    def head(self) -> Head:
+        found = self.rundir().head()
+        assert found is not None
+        return found[0]
+
+    def committed_step(self) -> int:
+        commit = self.head().commit
+        return commit.step if commit else 0
+
+    def lineage(self) -> list[CommitRecord]:
+        """Newest first."""
+        return list(self.rundir().lineage(self.head().commit))
+
+    def lines(self) -> list[StepLine]:
+        """The step log along the committed lineage, oldest first."""
+        rundir = self.rundir()
+        return [x for r in reversed(self.lineage()) for file in r.step_log for x in rundir.read_step_log(file)]
+
+    def numbers(self) -> list[dict[str, Any]]:
+        """The step log without times."""
+        return [line.model_dump(exclude={"seconds"}) for line in self.lines()]
+
+    def verify(self, against: str | None = None) -> Object:
+        """`untildone verify --json` of the run directory."""
+        more = ["--against", against] if against else []
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", "verify", self.uri, "--json", *more],
+            cwd=ROOT,
+            env={**os.environ, **self.lab.environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.stdout, done.stderr
+        verdict: Object = json.loads(done.stdout)
+        return verdict
+
+    def delete(self, attempt: int | None = None) -> None:
+        """Delete the JobSet of an attempt (the newest); its pods get their grace."""
+        self.api.delete(f"{self.jobsets}/{self.name}-a{attempt or self.attempt}")
