@@ -146,6 +146,13 @@ class Wait:
     until: float | None = None
 
 
+@dataclass(frozen=True)
+class OwnedByOther(Wait):
+    """Another orchestrator looks after the run, and is alive: nothing is done here. `owner` is its id."""
+
+    owner: str = ""
+
+
 Act = (
     WriteRecipe
     | WriteSpec
