@@ -1,7 +1,7 @@
 # make demo   sets up everything, then shows a real run survive every kind of interruption
 # make test   sets up everything, then runs all checks and tests
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast check format bench bench-maxtext lab lab-down lock clean
+.PHONY: help env demo test test-fast check format bench bench-maxtext lab lab-down manifests lock clean
 
 RUN := .venv/bin/python
 export PYTHONUNBUFFERED := 1
@@ -43,8 +43,15 @@ lab: env  ## a real Kubernetes control plane with TPU nodes on this machine (fir
 lab-down: env  ## stop the lab
 	@$(RUN) -m tests.lab.down
 
-lock: env  ## compile the pinned requirement file from pyproject.toml
-	@.tools/bin/uv pip compile --quiet --no-header --no-emit-index-url --universal --python-version 3.12 --all-extras pyproject.toml -o requirements/dev.txt
+LOCK := UV_PYTHON_DOWNLOADS=never .tools/bin/uv pip compile --quiet --python .venv/bin/python --no-header --no-emit-index-url --universal --python-version 3.12
+manifests: env  ## write what is made from the code: the CustomResourceDefinition
+	@$(RUN) -m orchestrator.crd
+
+lock: env  ## compile the pinned requirement files from pyproject.toml
+	@$(LOCK) --all-extras pyproject.toml -o requirements/dev.txt
+	@$(LOCK) --extra gcs -c requirements/dev.txt pyproject.toml -o requirements/operator.txt
+	@$(LOCK) --extra gcs --extra trainer -c requirements/dev.txt pyproject.toml requirements/tpu.in -o requirements/trainer.txt
+	@$(LOCK) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 
 clean:  ## remove what the commands above made
 	@rm -rf .venv .tools .cache demo-out bench-out build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

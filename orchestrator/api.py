@@ -11,62 +11,39 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Field, field_validator, model_validator
 
+from orchestrator.document import Document as Document
+from orchestrator.durations import Duration as Duration
+from orchestrator.durations import parse_duration as parse_duration
 from orchestrator.inline_secrets import refuse_inline_secrets as refuse_inline_secrets
+from orchestrator.tolerance import Backoff as Backoff
+from orchestrator.tolerance import Budgets as Budgets
+from orchestrator.tolerance import Hang as Hang
+from orchestrator.tolerance import Pause as Pause
 from trainer.errors import ConfigurationError
-from trainer.frozen import Frozen
-from trainer.rundir.records import Category
 from trainer.settings import InitFrom as InitFromSettings
 from trainer.settings import Keep as KeepSettings
 
 API_VERSION = "untildone.dev/v1alpha1"
-LONGEST_SECONDS = 10 * 365 * 86400.0  # what is longer is a slip of the pen, and no timer takes it
 STEP_LIMIT = 2**31  # the trainer counts steps in 32 bits
 NAME_LIMIT = 40  # <run>-a<attempt>-<job>-<index>-<index>-<hash> has to stay below the 63 characters of a DNS label
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
-_DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+# Sizes that no sensible run reaches: the API server bounds what checking a document may cost.
+LADDER_LIMIT = 16
+ENV_LIMIT = 64
+TEXT_LIMIT = 1024
+VALUE_LIMIT = 4096
 
-
-def parse_duration(value: object) -> float:
-    """Seconds of "300s", "5m", "1h30m", "2d", or of a number. Raises ValueError with the accepted forms."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(value)
-    else:
-        match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) and value.strip() else None
-        if match is None:
-            raise ValueError('not a duration; write it as "300s", "5m", "1h30m", or a number of seconds')
-        seconds = sum(float(part or 0) * unit for part, unit in zip(match.groups(), (86400, 3600, 60, 1), strict=True))
-    if not 0 <= seconds <= LONGEST_SECONDS:
-        raise ValueError("a duration is between 0 and ten years")
-    return seconds
-
-
-Duration = Annotated[float, BeforeValidator(parse_duration, json_schema_input_type=str | float)]
-
-
-class Document(Frozen):
-    """Part of a TrainingRun: camelCase only."""
-
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=False, validate_by_alias=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
-        """YAML's true, yes and on would otherwise count as 1."""
-        wanted = cls.model_fields[str(info.field_name)].annotation
-        if isinstance(value, bool) and wanted is not bool:
-            raise ValueError("true and false (also yes, no, on, off) are no value for this field")
-        return value
+DNS_LABEL = "[a-z]([-a-z0-9]*[a-z0-9])?"
+RESERVED_ENV = "UNTILDONE_"
 
 
 class ConfigMapKeyRef(Document):
     """One key of a ConfigMap in the namespace of the run."""
 
-    name: str = Field(description="name of the ConfigMap")
-    key: str = Field(default="recipe.yaml", description="key within it")
+    name: str = Field(min_length=1, max_length=253, description="name of the ConfigMap")
+    key: str = Field(default="recipe.yaml", min_length=1, max_length=253, description="key within it")
 
 
 class RecipeRef(Document):
@@ -74,6 +51,8 @@ class RecipeRef(Document):
 
     name: str | None = Field(
         default=None,
+        min_length=1,
+        max_length=TEXT_LIMIT,
         description="a recipe that comes with untildone; outside Kubernetes also a path to a .py file with recipe()",
     )
     config_map: ConfigMapKeyRef | None = Field(
@@ -91,14 +70,20 @@ class RecipeRef(Document):
 class DataRef(Document):
     """Where the token files are."""
 
-    root: str = Field(description="folder or gs:// prefix that the file paths of the recipe are relative to")
+    root: str = Field(
+        min_length=1,
+        max_length=TEXT_LIMIT,
+        description="folder or gs:// prefix that the file paths of the recipe are relative to",
+    )
 
 
 class LadderRung(Document):
     """One rung of the ladder: hardware the run accepts."""
 
-    device_type: str = Field(description="for example tpu7x-4x4x4, v5p-4x4x8, cpu-8")
-    slices: int = Field(default=1, gt=0, description="slices of this type")
+    device_type: str = Field(
+        min_length=1, max_length=63, description="a slice: generation and topology, e.g. tpu7x-4x4x4, v5p-4x4x8, cpu-8"
+    )
+    slices: int = Field(default=1, gt=0, le=1024, description="slices of this type")
     wait_in_queue: Duration = Field(default=300, description="queued longer than this: the next rung is tried")
 
 
@@ -136,78 +121,18 @@ class Evaluation(Document):
     )
 
 
-class Budgets(Document):
-    """Endings tolerated per cause since the last new commit; null is unlimited. One more and the run gives up."""
-
-    preempted: int | None = Field(
-        default=None, ge=0, description="the queue, or whoever owns the machines, took them back"
-    )
-    maintenance: int | None = Field(default=None, ge=0, description="announced work on a host")
-    plan_change: int | None = Field(default=None, ge=0, description="stopped by untildone to move to another rung")
-    host_failure: int | None = Field(default=50, ge=0, description="a host or its devices died")
-    hang: int | None = Field(default=10, ge=0, description="alive, but no step any more")
-    storage: int | None = Field(default=20, ge=0, description="the store was full or did not answer")
-    application_error: int | None = Field(default=3, ge=0, description="the training program failed by itself")
-    bad_configuration: int | None = Field(default=0, ge=0, description="trying again cannot help")
-    non_finite: int | None = Field(default=2, ge=0, description="the loss was NaN or infinite")
-    mixed_gang: int | None = Field(default=5, ge=0, description="processes of different attempts met")
-    fenced: int | None = Field(default=None, ge=0, description="an older start found that it had been replaced")
-    deactivated: int | None = Field(default=5, ge=0, description="the queue or a person switched the gang off for good")
-    gone: int | None = Field(default=10, ge=0, description="somebody deleted the gang")
-    unknown: int | None = Field(default=10, ge=0, description="the evidence does not say")
-    no_new_commit: int = Field(
-        default=10,
-        gt=0,
-        description="give up after this many endings in a row without a new commit, whatever their causes; "
-        "preemption, maintenance and storage outages are not counted",
-    )
-
-    def of(self, cause: Category) -> int | None:
-        """Endings of `cause` that are tolerated; None is unlimited."""
-        value = getattr(self, cause.replace("-", "_"), None)
-        return value if isinstance(value, int) else None
-
-
-class Pause(Document):
-    """Another pause for one cause; what is not given is as in the rest of backoff."""
-
-    initial: Duration | None = Field(default=None, description="after the first such failure without a new commit")
-    max: Duration | None = Field(default=None, description="never longer than this, jitter included")
-    jitter: float | None = Field(default=None, ge=0, le=1, description="share of the pause that is random")
-
-
-class Backoff(Document):
-    """Pause before the next attempt after a failure; doubled each time. Preemption has none."""
-
-    initial: Duration = Field(default=5, description="after the first failure without a new commit")
-    max: Duration = Field(default=300, description="never longer than this, jitter included")
-    jitter: float = Field(
-        default=0.2, ge=0, le=1, description="share of the pause that is random, so that runs do not return together"
-    )
-    causes: dict[str, Pause] = Field(
-        default_factory=dict, description="by cause, named as in budgets, e.g. storage: {initial: 30s}"
-    )
-
-
-class Hang(Document):
-    """When no progress is a hang. The trainer's watchdog acts on these; untildone itself on twice as much."""
-
-    step: Duration = Field(default=600, gt=0, description="no step for this long")
-    start: Duration = Field(
-        default=1800, gt=0, description="no first step for this long: joining, restoring, compiling"
-    )
-    heartbeat: Duration = Field(
-        default=30, ge=1, description="a process that its peers have not heard for this long is dead to them"
-    )
-
-
 class InitFrom(Document):
     """Where step 0 comes from when not from the initialiser: exactly one of run, checkpoint and hf."""
 
     run: str | None = Field(
-        default=None, description="run directory of another run: URI, or URI@STEP for an older commit"
+        default=None,
+        min_length=1,
+        max_length=TEXT_LIMIT,
+        description="run directory of another run: URI, or URI@STEP for an older commit",
     )
-    checkpoint: str | None = Field(default=None, description="a checkpoint folder written by this trainer")
+    checkpoint: str | None = Field(
+        default=None, min_length=1, max_length=TEXT_LIMIT, description="a checkpoint folder written by this trainer"
+    )
     hf: str | None = Field(default=None, description="a folder in Hugging Face's format; not built yet, and refused")
     optimizer_state: bool = Field(default=True, description="carry the optimizer state over as well")
     step: bool = Field(default=False, description="carry the step counter over as well")
@@ -232,21 +157,21 @@ class InitFrom(Document):
 class SecretKeyRef(Document):
     """One key of a Kubernetes Secret in the namespace of the run."""
 
-    name: str = Field(description="name of the Secret")
-    key: str = Field(description="key within it")
+    name: str = Field(min_length=1, max_length=253, description="name of the Secret")
+    key: str = Field(min_length=1, max_length=253, description="key within it")
 
 
 class ValueFrom(Document):
     """Where an environment value comes from."""
 
-    secret_key_ref: SecretKeyRef
+    secret_key_ref: SecretKeyRef = Field(description="one key of a Secret in the namespace of the run")
 
 
 class EnvVar(Document):
     """One environment variable of the trainer: exactly one of value and valueFrom."""
 
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    value: str | None = Field(default=None, description="plain text; never a secret")
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256, description="name of the variable")
+    value: str | None = Field(default=None, max_length=VALUE_LIMIT, description="plain text; never a secret")
     value_from: ValueFrom | None = Field(default=None, description="a reference to a secret")
 
     @model_validator(mode="after")
@@ -270,52 +195,111 @@ class Trainer(Document):
         return self
 
 
+Argument = Annotated[str, Field(max_length=VALUE_LIMIT)]
 TRAINER_COMMAND = ("python", "-m", "trainer", "train")
 
 
 class Spec(Document):
     """What is wanted."""
 
-    recipe: RecipeRef
-    data: DataRef
+    recipe: RecipeRef = Field(
+        description="which recipe, and what is changed in it: exactly one of name and configMap; fixed for the life of the run"
+    )
+    data: DataRef = Field(description="where the token files are")
     target_step: int = Field(gt=0, lt=STEP_LIMIT, description="the run is done when a commit at this step exists")
-    run_directory: str = Field(description="folder or gs:// prefix that belongs to this run alone")
-    ladder: tuple[LadderRung, ...] = Field(min_length=1, description="accepted hardware, best first")
-    go_up: GoUp = GoUp()
-    checkpoint: Checkpoint = Checkpoint()
-    evaluation: Evaluation = Evaluation()
-    budgets: Budgets = Budgets()
-    backoff: Backoff = Backoff()
-    hang: Hang = Hang()
+    run_directory: str = Field(
+        min_length=1,
+        max_length=TEXT_LIMIT,
+        description="folder or gs:// prefix that belongs to this run alone; fixed for the life of the run",
+    )
+    ladder: tuple[LadderRung, ...] = Field(
+        min_length=1,
+        max_length=LADDER_LIMIT,
+        description="hardware the run accepts, best first. It begins on the first rung; queued longer than a rung's "
+        "waitInQueue it tries another one, and goUp says when it returns to a better one. The global batch is the same on all",
+    )
+    go_up: GoUp = Field(default=GoUp(), description="when a run on a lower rung of the ladder moves up again")
+    checkpoint: Checkpoint = Field(
+        default=Checkpoint(), description="how often progress is made durable, and what is kept of it"
+    )
+    evaluation: Evaluation = Field(default=Evaluation(), description="held-out evaluation")
+    budgets: Budgets = Field(
+        default=Budgets(),
+        description="endings tolerated per cause since the last new commit; null is unlimited. One more and the run gives up",
+    )
+    backoff: Backoff = Field(
+        default=Backoff(),
+        description="pause before the next attempt after a failure, doubled each time; after a preemption there is none",
+    )
+    hang: Hang = Field(
+        default=Hang(),
+        description="when no progress is a hang: the trainer's watchdog acts on these, untildone itself on twice as much",
+    )
     grace_period: Duration = Field(default=30, gt=0, description="time between SIGTERM and SIGKILL")
     progress_every: Duration = Field(default=10, gt=0, description="how often the trainer reports")
     log_every: Duration = Field(default=60, gt=0, description="the step log is made durable at least this often")
     compile_cache: str | None = Field(
-        default=None, description="folder of compiled programs; default: cache/compile in the run directory"
+        default=None,
+        min_length=1,
+        max_length=TEXT_LIMIT,
+        description="folder of compiled programs; default: cache/compile in the run directory",
     )
-    init_from: InitFrom | None = Field(default=None, description="start from another run or a checkpoint")
+    init_from: InitFrom | None = Field(
+        default=None, description="start from another run or a checkpoint; fixed for the life of the run"
+    )
     image: str | None = Field(
-        default=None, description="container image with its digest; not used by the local cluster"
+        default=None,
+        min_length=1,
+        max_length=TEXT_LIMIT,
+        description="container image of the trainer, best with its digest; not used by the local cluster",
     )
-    command: tuple[str, ...] = Field(
-        default=TRAINER_COMMAND, min_length=1, description="command of the trainer's containers"
+    command: tuple[Argument, ...] = Field(
+        default=TRAINER_COMMAND, min_length=1, max_length=ENV_LIMIT, description="command of the trainer's containers"
     )
-    env: tuple[EnvVar, ...] = Field(default=(), description="environment of the trainer")
+    env: tuple[EnvVar, ...] = Field(
+        default=(), max_length=ENV_LIMIT, description="environment of the trainer; secrets by reference only"
+    )
     queue: str | None = Field(
-        default=None, description="Kueue LocalQueue in the namespace of the run; not used by the local cluster"
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="Kueue LocalQueue in the namespace of the run; not used by the local cluster",
     )
-    priority_class: str | None = Field(default=None, description="Kueue WorkloadPriorityClass")
+    priority_class: str | None = Field(
+        default=None, min_length=1, max_length=253, description="Kueue WorkloadPriorityClass"
+    )
     service_account: str | None = Field(
-        default=None, description="service account of the trainer's pods, for access to the buckets"
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="service account of the trainer's pods, for access to the buckets",
     )
     pod_template: dict[str, Any] = Field(
         default_factory=dict,
         description="merged into the trainer's pod template (metadata and spec; containers by name, the trainer's is "
         "called trainer); refused where it would break what untildone relies on",
     )
-    trainer: Trainer = Trainer()
+    trainer: Trainer = Field(
+        default=Trainer(), description="the contract between untildone and the program in the image"
+    )
     suspend: bool = Field(default=False, description="stop at a commit and stay stopped until it is false again")
-    suspend_reason: str | None = Field(default=None, description="shown while suspended: who, and why")
+    suspend_reason: str | None = Field(
+        default=None, max_length=TEXT_LIMIT, description="shown while suspended: who, and why; goes with suspend: true"
+    )
+
+    @field_validator("pod_template")
+    @classmethod
+    def _is_a_template(cls, template: dict[str, Any]) -> dict[str, Any]:
+        unknown = sorted(set(template) - {"metadata", "spec"})
+        if unknown:
+            raise ValueError(f"{unknown[0]}: no part of a pod template, which has metadata and spec")
+        for part, value in template.items():
+            if not isinstance(value, dict):
+                raise ValueError(f"{part} is a mapping")
+        unknown = sorted(set(template.get("metadata", {})) - {"labels", "annotations"})
+        if unknown:
+            raise ValueError(f"metadata.{unknown[0]}: only labels and annotations can be set here")
+        return template
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -329,14 +313,16 @@ class Spec(Document):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"env names {', '.join(twice)} twice")
-        reserved = sorted(name for name in names if name.startswith("UNTILDONE_"))
+        reserved = sorted(name for name in names if name.startswith(RESERVED_ENV))
         if reserved:
             raise ValueError(
-                f"env {', '.join(reserved)}: names that begin with UNTILDONE_ are set by untildone; choose another"
+                f"env {', '.join(reserved)}: names that begin with {RESERVED_ENV} are set by untildone; choose another"
             )
         rungs = [(rung.device_type, rung.slices) for rung in self.ladder]
         if len(set(rungs)) != len(rungs):
             raise ValueError("ladder names the same deviceType and slices twice; keep one of them")
+        if self.suspend_reason is not None and not self.suspend:
+            raise ValueError("suspendReason goes with suspend: true; set it, or remove the reason")
         return self
 
     def keep(self) -> KeepSettings:
@@ -349,15 +335,15 @@ class Metadata(Document):
     """Name of the run."""
 
     name: str = Field(description=f"DNS label of at most {NAME_LIMIT} characters; gangs are called <name>-a<attempt>")
-    namespace: str | None = None
+    namespace: str | None = Field(default=None, description="namespace in Kubernetes")
     uid: str | None = Field(default=None, description="set by Kubernetes")
     generation: int | None = Field(default=None, description="set by Kubernetes")
-    labels: dict[str, str] = Field(default_factory=dict)
-    annotations: dict[str, str] = Field(default_factory=dict)
+    labels: dict[str, str] = Field(default_factory=dict, description="for people and selectors")
+    annotations: dict[str, str] = Field(default_factory=dict, description="for people and tools")
 
     @model_validator(mode="after")
     def _label(self) -> Self:
-        if not _DNS_LABEL.fullmatch(self.name) or len(self.name) > NAME_LIMIT:
+        if not re.fullmatch(DNS_LABEL, self.name) or len(self.name) > NAME_LIMIT:
             raise ValueError(
                 f"name {self.name!r} must be a DNS label: lower-case letters, digits and '-', "
                 f"beginning with a letter, at most {NAME_LIMIT} characters"
@@ -390,6 +376,20 @@ def parse_run(data: Any, source: str) -> TrainingRun:
         )
     refuse_inline_secrets(data, source)
     return TrainingRun.parse(data, source)
+
+
+def from_object(obj: Mapping[str, Any]) -> TrainingRun:
+    """The TrainingRun in an object that the API server gave. Raises ConfigurationError naming object, field and fix.
+
+    Of its metadata the name, namespace, uid, generation, labels and annotations are kept; its status is not read.
+    """
+    metadata, spec = obj.get("metadata") or {}, obj.get("spec") or {}
+    source = f"TrainingRun {metadata.get('namespace')}/{metadata.get('name')}"
+    refuse_inline_secrets({"spec": spec}, source)
+    known = {str(field.alias) for field in Metadata.model_fields.values()}
+    kept = {key: value for key, value in metadata.items() if key in known}
+    document = {"apiVersion": obj.get("apiVersion"), "kind": obj.get("kind"), "metadata": kept, "spec": spec}
+    return TrainingRun.parse(document, source)
 
 
 def load_run(path: str | Path) -> TrainingRun:
