@@ -9,18 +9,11 @@ from collections.abc import Iterator
 from orchestrator.api import TrainingRun
 from orchestrator.causes import Verdict, classify, stopped
 from orchestrator.clusters.base import Admission, Gang
-from orchestrator.observe import (
-    OVER,
-    Mark,
-    Observation,
-    StartFacts,
-    claimed_by,
-    ending_key,
-    gone_marks,
-    missing,
-    phase_mark,
-)
+from orchestrator.marks import OVER, claimed_by, gone_marks, missing, phase_mark
+from orchestrator.memory import Mark
+from orchestrator.observation import Observation, StartFacts, ending_key
 from orchestrator.planning import shown
+from orchestrator.programs import FAULTS, on_trial
 from trainer.rundir.records import Ending, Evidence
 
 SIGHTINGS = 2  # a gang is taken for gone, or deleted as stale, only when it was seen so this often in a row
@@ -49,6 +42,8 @@ def stuck_deleting(run: TrainingRun, o: Observation) -> bool:
     gang = o.gang
     if gang is None or gang.phase != "Deleting":
         return False
+    if gang.stuck:  # known to be on hosts that do not answer
+        return True
     return o.marks.get(phase_mark(gang), Mark(0, 0)).seconds >= 2 * run.spec.grace_period + TERMINATING_SECONDS
 
 
@@ -63,6 +58,12 @@ def is_over(run: TrainingRun, o: Observation) -> bool:
 def missing_ending(run: TrainingRun, o: Observation) -> Ending | None:
     """The oldest ending that the ledger lacks, or None."""
     return next(_missing_endings(run, o), None)
+
+
+def written_down(o: Observation) -> bool:
+    """The admission that is live now is in the ledger as ended: that was written before we end it."""
+    gang, admission = o.gang, o.live_admission
+    return gang is not None and admission is not None and any(e.key == ending_key(gang, admission) for e in o.endings)
 
 
 def live_ending(o: Observation, verdict: Verdict) -> Ending:
@@ -154,13 +155,14 @@ def _verdict(
 
 def _with_stop(run: TrainingRun, o: Observation, verdict: Verdict) -> Verdict:
     """`verdict`, given what is known to have asked for the end of HEAD's attempt."""
-    if o.next_spec is not None:
+    gang = o.gang or o.deleted_gang
+    ended = gang is None or gang.phase in ("Deleting", "Deleted")
+    if o.next_spec is not None and ended:  # planned alone is no reason: it may queue for weeks
         evidence = Evidence(
             source=f"attempts/{o.next_spec.attempt}/spec.json", field="plan", value=shown(o.next_spec.plan)
         )
         return stopped(verdict, "plan-change", evidence)
-    gang = o.gang or o.deleted_gang
-    if gang is None or gang.phase in ("Deleting", "Deleted"):
+    if ended:
         if run.spec.suspend:
             asked = stopped(verdict, "deactivated", Evidence(source="TrainingRun", field="spec.suspend", value="true"))
             return Verdict(asked.cause, asked.evidence, charged=asked.charged and verdict.certain)
@@ -215,7 +217,8 @@ def _entry(
         key=key,
         cause=verdict.cause,
         evidence=verdict.evidence,
-        charged=verdict.charged,
+        # What is new and fails at once is taken back, once: nobody's budget pays for the try.
+        charged=verdict.charged and not (attempt == o.attempt and on_trial(o) and verdict.cause in FAULTS),
         first_step=restored,
         last_step=max(steps, default=None),
         last_committed_step=committed,

@@ -5,11 +5,13 @@ certain before what: what contradicts itself is refused, what is not known freez
 down before anything new is decided, and only then is the current attempt looked after or followed by the next.
 """
 
+from dataclasses import replace
+
 from orchestrator.api import TrainingRun
-from orchestrator.backfill import SIGHTINGS, confirmed_gone, is_over, live_ending, missing_ending
+from orchestrator.backfill import SIGHTINGS, confirmed_gone, is_over, live_ending, missing_ending, written_down
 from orchestrator.budgets import NO_NEW_COMMIT, account, camel, pause, spent
-from orchestrator.causes import Verdict
-from orchestrator.clusters.base import Gang
+from orchestrator.causes import Verdict, classify
+from orchestrator.clusters.base import Admission, Gang
 from orchestrator.decisions import (
     AppendEnding,
     Decision,
@@ -18,40 +20,23 @@ from orchestrator.decisions import (
     GiveUp,
     RecordSubmitted,
     StatusWord,
-    StopForPlanChange,
     SubmitGang,
     SwapHead,
     Wait,
     WriteRecipe,
     WriteSpec,
 )
-from orchestrator.observe import (
-    Mark,
-    Observation,
-    beat_marks,
-    claimed_by,
-    ending_key,
-    missing,
-    over_mark,
-    phase_mark,
-)
-from orchestrator.planning import Rung, settings, shown
+from orchestrator.marks import beat_marks, cannot_start_mark, missing, over_mark, phase_mark, stuck_mark
+from orchestrator.observation import Observation
+from orchestrator.planning import Rung, settings
 from orchestrator.preconditions import done_message, freeze, reached, refusal
-from trainer.rundir.records import AttemptSpec, Ending, Evidence, Phase, Progress
+from orchestrator.programs import failed_at_once, is_new, next_programs, on_trial
+from orchestrator.progressing import WORDS, live_progress, training
+from orchestrator.switching import CONFIRM_SECONDS, NEVER, commit_first, give_up_ahead, switch
+from trainer.rundir.records import AttemptSpec, Ending, Evidence
 
-CONFIRM_SECONDS = 1.0
-NEVER = Mark(0, 0.0)
-
-WORDS: dict[Phase, StatusWord] = {
-    "Starting": "Starting",
-    "Restoring": "Restoring",
-    "Compiling": "Compiling",
-    "Training": "Training",
-    "Evaluating": "Training",
-    "Saving": "Saving",
-    "Exiting": "Saving",
-    "Done": "Saving",
-}
+STUCK_SECONDS = 30.0  # pods that do not end, on hosts that do not answer: the cluster had its time to solve it
+CANNOT_START_SECONDS = 120.0  # a pull that fails is tried again by the cluster; then it is the image
 
 
 def decide(run: TrainingRun, observation: Observation, now: float) -> Decision:
@@ -65,7 +50,7 @@ def decide(run: TrainingRun, observation: Observation, now: float) -> Decision:
         or _remove_stale(run, o)
         or _finish(run, o, now)
         or _submit(run, o, now)
-        or _switch(run, o, now)
+        or switch(run, o, now)
         or (_next_attempt(run, o, now) if is_over(run, o) else _look_after(run, o, now))
     )
 
@@ -103,6 +88,9 @@ def _finish(run: TrainingRun, o: Observation, now: float) -> Decision | None:
     """The target is committed: let what still runs end, then say so."""
     if not reached(run, o):
         return None
+    ahead = give_up_ahead(run, o, f"step {o.committed_step} is committed; nothing is left to train")
+    if ahead is not None:
+        return ahead
     gang = o.gang
     if gang is not None and gang.phase == "Queued":
         return _delete(run, gang, f"step {o.committed_step} is committed; nothing is left to train")
@@ -138,34 +126,6 @@ def _submit(run: TrainingRun, o: Observation, now: float) -> Decision | None:
     return None
 
 
-def _switch(run: TrainingRun, o: Observation, now: float) -> Decision | None:
-    """The next attempt is written down: HEAD follows as soon as the current one has ended."""
-    new, old, gang = o.next_spec, o.spec, o.gang
-    if new is None or old is None:
-        return None
-    if gang is None or is_over(run, o):
-        return SwapHead(new.attempt, o.generation)
-    if gang.phase == "Deleting":
-        return Wait(
-            "Switching",
-            f"{shown(old.plan)} → {shown(new.plan)}: waiting for attempt {o.attempt} to commit and end",
-            now + CONFIRM_SECONDS,
-        )
-    target = o.rung_of(new)
-    if gang.phase == "Running" and target is not None and _is_up(o, target) and o.fits(target) is False:
-        progress = live_progress(o)
-        what = f"{_training(o, progress)}; the move to {target} waits: its capacity went away again"
-        return Wait(WORDS[progress.phase] if progress else "Starting", what)
-    return StopForPlanChange(
-        name=gang.name,
-        uid=gang.uid,
-        grace_seconds=run.spec.grace_period,
-        why=f"attempt {new.attempt} takes over on {shown(new.plan)}",
-        old=old.plan,
-        new=new.plan,
-    )
-
-
 def _look_after(run: TrainingRun, o: Observation, now: float) -> Decision:
     """HEAD's gang exists and is not over: queued, running, or on its way out."""
     gang = o.gang
@@ -176,14 +136,40 @@ def _look_after(run: TrainingRun, o: Observation, now: float) -> Decision:
             word, f"attempt {o.attempt} is being deleted; waiting until its processes are gone", now + CONFIRM_SECONDS
         )
     if run.spec.suspend:
-        return _delete(run, gang, "spec.suspend is true")
+        why = "spec.suspend is true"
+        return (
+            give_up_ahead(run, o, why)
+            or commit_first(run, o, gang, "spec.suspend is true", now, "Saving")
+            or _delete(run, gang, why)
+        )
     out = spent(o.endings, o.committed_step, run.spec.budgets)
     if out is not None:
         return _delete(run, gang, f"the budget for {out.cause} is spent: {out.count} endings since the last commit")
-    if o.rung is None or _target_was_lowered(run, o):
-        rung = o.rung or next((rung for rung in o.rungs if o.fits(rung)), o.rungs[0])
-        return WriteSpec(_spec(run, o, o.attempt + 1, rung), "the spec has changed")
+    stuck = _stuck(run, o, gang)
+    if stuck is not None:
+        return stuck
+    failed = failed_at_once(o)
+    if o.rung is None or _target_was_lowered(run, o) or is_new(o) or failed is not None:
+        rung = _rung_now(o, gang)
+        why = "the spec has changed" if failed is None else f"what is new failed at once: {failed.cause}{_said(failed)}"
+        return WriteSpec(_spec(run, o, o.attempt + 1, rung), why)
     return _queued(run, o, gang, o.rung, now) if gang.phase == "Queued" else _running(run, o, gang, o.rung, now)
+
+
+def _rung_now(o: Observation, gang: Gang) -> Rung:
+    """Where an attempt would run that is planned for another reason than hardware: where it is, if it runs there."""
+    rung = o.rung
+    if rung is None:
+        return next((rung for rung in o.rungs if o.fits(rung)), o.rungs[0])
+    waited = o.marks.get(phase_mark(gang), NEVER).seconds if gang.phase == "Queued" else 0.0
+    others = _others(o, rung)
+    return others[0] if waited >= rung.wait_in_queue and others else rung
+
+
+def _others(o: Observation, rung: Rung) -> list[Rung]:
+    """Rungs that may have room where `rung` has none: those that the quota allows, or, unknown, the lower ones."""
+    known = o.view is not None and o.view.quota_devices is not None
+    return [other for other in o.rungs if other != rung and (o.fits(other) if known else other.index > rung.index)]
 
 
 def _queued(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: float) -> Decision:
@@ -191,8 +177,7 @@ def _queued(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: float
     waited = o.marks.get(phase_mark(gang), NEVER).seconds
     last = o.endings[-1] if o.endings and o.endings[-1].attempt == o.attempt else None
     word: StatusWord = "Preempted" if last is not None and last.cause == "preempted" else "Queued"
-    known = o.view is not None and o.view.quota_devices is not None
-    others = [other for other in o.rungs if other != rung and (o.fits(other) if known else other.index > rung.index)]
+    others = _others(o, rung)
     what = f"attempt {o.attempt} waits in the queue for {rung.devices} {rung.family} devices ({rung})"
     if gang.message:
         what += f": {gang.message}"
@@ -210,18 +195,21 @@ def _queued(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: float
 
 def _running(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: float) -> Decision:
     admission = o.live_admission
-    if admission is not None and any(ending.key == ending_key(gang, admission) for ending in o.endings):
+    if written_down(o):
         return _delete(run, gang, "its present start is in the ledger as ended")
     hang = _hang(run, o)
     if hang is not None and admission is not None:
-        return AppendEnding(live_ending(o, Verdict("hang", (hang,))))
+        return AppendEnding(live_ending(o, _why_silent(admission, hang)))
+    blocked = o.marks.get(cannot_start_mark(gang), NEVER).seconds >= CANNOT_START_SECONDS
+    if blocked and gang.cannot_start and admission is not None and on_trial(o):
+        return AppendEnding(live_ending(o, Verdict("bad-configuration", gang.cannot_start)))
     progress = live_progress(o)
     word = WORDS[progress.phase] if progress else "Starting"
     upper = _upper(run, o, rung, now)
     if upper is not None and progress is not None and progress.phase == "Training" and progress.step is not None:
-        why = f"{upper} has had capacity for spec.goUp.after ({run.spec.go_up.after:g} s)"
+        why = f"{upper} is preferred, and spec.goUp.after ({run.spec.go_up.after:g} s) has passed"
         return WriteSpec(_spec(run, o, o.attempt + 1, upper), why)
-    return Wait(word, _training(o, progress))
+    return Wait(word, training(o, progress))
 
 
 def _hang(run: TrainingRun, o: Observation) -> Evidence | None:
@@ -242,20 +230,44 @@ def _hang(run: TrainingRun, o: Observation) -> Evidence | None:
     return None
 
 
+def _why_silent(admission: Admission, hang: Evidence) -> Verdict:
+    """The cause of a silence: what the queue, a node or a pod said, where one did; else a hang."""
+    said = classify(replace(admission, containers=()), {})
+    if said.certain and said.cause in ("host-failure", "maintenance", "preempted", "deactivated"):
+        return Verdict(said.cause, (hang, *said.evidence), said.charged)
+    return Verdict("hang", (hang,))
+
+
+def _stuck(run: TrainingRun, o: Observation, gang: Gang) -> Decision | None:
+    """Pods on hosts that do not answer keep the cluster from bringing the gang up again: another attempt does.
+
+    Not while the start still reports: cut off from the API server alone, it trains on, and that is what is wanted.
+    """
+    if not gang.stuck or o.marks.get(stuck_mark(gang), NEVER).seconds < STUCK_SECONDS:
+        return None
+    if live_progress(o) is not None:
+        silent = o.marks.get(beat_marks(o, gang)[0], NEVER).seconds
+        if silent < max(STUCK_SECONDS, 3 * run.spec.progress_every):
+            return None
+    if o.live_admission is not None and not written_down(o):
+        return AppendEnding(live_ending(o, Verdict("host-failure", gang.stuck)))
+    return _delete(run, gang, f"{gang.stuck[0].source} does not end: {gang.stuck[0].value}")
+
+
 def _upper(run: TrainingRun, o: Observation, rung: Rung, now: float) -> Rung | None:
     """The best higher rung whose capacity has been there long enough, if the last move is long enough ago."""
     moves = [e.ended for e in o.endings if e.cause == "plan-change" and e.start is not None and e.ended is not None]
     if moves and now - max(moves) < run.spec.go_up.every:
         return None
     for other in o.rungs[: rung.index]:
+        # Hardware of another family draws on another quota: the queue itself says when there is room, and costs nothing.
+        trained = o.marks.get(phase_mark(o.gang), NEVER).seconds if o.gang else 0.0
+        if other.family != rung.family and trained >= run.spec.go_up.after:
+            return other
         mark = o.marks.get(f"fits/{other.index}", NEVER)
         if mark.count >= SIGHTINGS and mark.seconds >= run.spec.go_up.after:
             return other
     return None
-
-
-def _is_up(o: Observation, target: Rung) -> bool:
-    return o.rung is not None and target.index < o.rung.index
 
 
 # -- the next attempt
@@ -263,6 +275,10 @@ def _is_up(o: Observation, target: Rung) -> bool:
 
 def _next_attempt(run: TrainingRun, o: Observation, now: float) -> Decision:
     """HEAD's attempt is over and short of the target: give up, pause, or plan the next."""
+    failed = failed_at_once(o)
+    if failed is not None and not run.spec.suspend:
+        why = f"what was new failed at once ({failed.cause}{_said(failed)}): back to what ran before"
+        return WriteSpec(_spec(run, o, o.attempt + 1, o.rung or o.rungs[0]), why)
     out = spent(o.endings, o.committed_step, run.spec.budgets)
     if out is not None:
         field = "noNewCommit" if out.cause == NO_NEW_COMMIT else camel(out.cause)
@@ -295,13 +311,17 @@ def _next_attempt(run: TrainingRun, o: Observation, now: float) -> Decision:
 
 
 def _spec(run: TrainingRun, o: Observation, attempt: int, rung: Rung) -> AttemptSpec:
+    programs = next_programs(o)
     return AttemptSpec(
         attempt=attempt,
         nonce=o.nonce,
         gang=run.gang(attempt),
         plan=rung.plan,
         settings=settings(run),
-        image=o.image,
+        image=programs.program.image if programs.program else o.image,
+        program=programs.program,
+        fallback=programs.fallback,
+        rejected=programs.rejected,
     )
 
 
@@ -322,22 +342,3 @@ def _suspended() -> Wait:
 def _target_was_lowered(run: TrainingRun, o: Observation) -> bool:
     """The gang would train beyond what is asked for now. A raised target needs nothing until the old one is reached."""
     return o.spec is not None and o.spec.settings.target_step > run.spec.target_step
-
-
-def live_progress(o: Observation) -> Progress | None:
-    """What the start reports that is live now."""
-    start = o.current_start
-    return start.progress if start is not None and claimed_by(start, o.live_admission) else None
-
-
-def _training(o: Observation, progress: Progress | None) -> str:
-    assert o.spec is not None
-    where = f"attempt {o.attempt} on {shown(o.spec.plan)}"
-    if progress is None:
-        return f"{where}: its processes start and find each other"
-    step = (
-        f"step {progress.step} of {o.spec.settings.target_step}"
-        if progress.step is not None
-        else "before its first step"
-    )
-    return f"{where}: {progress.phase}, {step}, step {o.committed_step} committed"

@@ -6,7 +6,7 @@ cases nothing is touched, least of all a training that is healthy.
 
 from orchestrator.api import TrainingRun
 from orchestrator.decisions import Done, Freeze, Refused
-from orchestrator.observe import CLUSTER, RUN_DIRECTORY, Observation
+from orchestrator.observation import CLUSTER, RUN_DIRECTORY, Observation
 from orchestrator.planning import settings
 
 FREEZE_SECONDS = 10.0

@@ -14,7 +14,7 @@ from orchestrator.commands.output import colour_wanted, duration, rate
 from orchestrator.daemon import Look
 from orchestrator.decisions import Done, GiveUp, Refused
 from orchestrator.explain import explanation
-from orchestrator.lifecycle import live_progress
+from orchestrator.progressing import live_progress
 from trainer.rundir.records import Ending
 
 # What these words mean needs no sentence beside them.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.commits import commit, record_start
 from trainer.errors import ExitCode, Fenced
-from trainer.rundir.records import Progress
+from trainer.rundir.records import Progress, RequestDone
 from trainer.rundir.rundir import RunDirectory
 
 
@@ -51,6 +51,10 @@ def main() -> int:
             if step < allowed(Path(folder), attempt, target):
                 step += 1
                 commit(claim, step, time.time())
+            for name, request in rundir.requests().items():
+                if request.attempt == attempt:  # every step is committed
+                    done = RequestDone(attempt=attempt, start=claim.start, step=step, time=time.time())
+                    rundir.answer(name, done)
             beats += 1
             progress = Progress(phase="Training", step=step, committed_step=step, beats=beats, time=time.time())
             rundir.put_progress(attempt, claim.start, progress)

@@ -26,13 +26,13 @@ from orchestrator.clusters.base import (
 )
 from orchestrator.daemon import Caretaker, Look
 from orchestrator.decisions import Done, GiveUp, Refused
-from orchestrator.observe import Memory
+from orchestrator.memory import Memory
 from tests.support.commits import commit, record_start
 from trainer.errors import Fenced, StorageUnavailable
 from trainer.recipe import Data, DataFile, Model, Order, Recipe, SchedulePiece
 from trainer.rundir.claims import Claim
 from trainer.rundir.disk import DiskStore
-from trainer.rundir.records import AttemptSpec, Evidence, Progress
+from trainer.rundir.records import AttemptSpec, Evidence, Program, Progress, RequestDone
 from trainer.rundir.rundir import RunDirectory
 
 SECONDS_PER_LOOK = 0.5
@@ -100,6 +100,12 @@ class World:
         self.now += seconds
 
     # -- the Cluster protocol
+
+    def check(self, run: TrainingRun) -> None:
+        pass
+
+    def program(self, run: TrainingRun) -> Program | None:
+        return None
 
     def observe(self, run: str) -> ClusterView:
         self.looks += 1
@@ -197,6 +203,7 @@ class World:
             self._end(life, code=76)
             life.gang = replace(life.gang, phase="Failed")
             return
+        self._answer(life, spec, step)
         self._report(life, spec, step)
         if step >= TARGET:
             self._end(life, code=0)
@@ -204,6 +211,14 @@ class World:
         elif spec.attempt == chapter.attempt and step >= chapter.until:
             self.chapter += 1
             self._happen(life, chapter.then)
+
+    def _answer(self, life: Life, spec: AttemptSpec, step: int) -> None:
+        """Every step is committed already."""
+        assert life.claim is not None
+        done = RequestDone(attempt=spec.attempt, start=life.claim.start, step=step, time=self.now)
+        for name, request in self.trainers.requests().items():
+            if request.attempt == spec.attempt:
+                self.trainers.answer(name, done)
 
     def _report(self, life: Life, spec: AttemptSpec, step: int) -> None:
         assert life.claim is not None
@@ -274,6 +289,12 @@ class FaultyCluster:
         self._world, self._faults = world, faults
         self.uid, self.namespace = world.uid, world.namespace
         self.observe = world.observe
+
+    def check(self, run: TrainingRun) -> None:
+        pass
+
+    def program(self, run: TrainingRun) -> Program | None:
+        return None
 
     def submit(self, request: GangRequest) -> Gang:
         gang: Gang = self._faults.around("submit", lambda: self._world.submit(request), ClusterUnavailable)

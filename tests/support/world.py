@@ -15,6 +15,7 @@ from orchestrator.decisions import (
     AppendEnding,
     DeleteGang,
     RecordSubmitted,
+    RequestCommit,
     StopForPlanChange,
     SubmitGang,
     SwapHead,
@@ -22,6 +23,7 @@ from orchestrator.decisions import (
     WriteSpec,
 )
 from trainer.errors import Fenced, StorageUnavailable, TruthUnknown
+from trainer.hardware import device_type
 from trainer.recipe import Recipe, load
 from trainer.rundir.records import (
     AttemptSpec,
@@ -32,8 +34,11 @@ from trainer.rundir.records import (
     Head,
     InitRecord,
     Phase,
+    Program,
     Progress,
     RecipeRecord,
+    Request,
+    RequestDone,
     StartRecord,
     Submitted,
 )
@@ -95,6 +100,8 @@ class MemoryRunDirectory:
         self.exits: dict[tuple[int, int], ExitRecord] = {}
         self.pod_exits: dict[str, ExitRecord] = {}
         self.ledger: dict[int, list[Ending]] = {}
+        self.requests: dict[str, Request] = {}
+        self.answers: dict[str, RequestDone] = {}
 
     def _ask(self) -> None:
         if self.down:
@@ -137,6 +144,14 @@ class MemoryRunDirectory:
     def read_pod_exit(self, attempt: int, pod_uid: str) -> ExitRecord | None:
         self._ask()
         return self.pod_exits.get(pod_uid)
+
+    def read_request(self, identifier: str) -> Request | None:
+        self._ask()
+        return self.requests.get(identifier)
+
+    def read_answer(self, identifier: str) -> RequestDone | None:
+        self._ask()
+        return self.answers.get(identifier)
 
     def endings(self, attempt: int | None = None) -> tuple[Ending, ...]:
         self._ask()
@@ -207,12 +222,13 @@ class SimulatedGang:
 class World:
     """Everything around decide(). One tick is one second."""
 
-    def __init__(self, run: TrainingRun, remembers: bool = True) -> None:
+    def __init__(self, run: TrainingRun, remembers: bool = True, quota: dict[str, int] | None = None) -> None:
         self.run = run
         self.recipe = tiny_recipe()
         self.now = 1000.0
         self.rundir = MemoryRunDirectory()
-        self.capacity = 8
+        self.full = quota or {FAMILY: 8}
+        self.quota = dict(self.full)
         self.tells_quota = True
         self.remembers = remembers  # whether deleted gangs can still be seen, as on the local cluster
         self.cluster_down = False
@@ -222,17 +238,35 @@ class World:
         self.free: list[Process] = []  # cut-off trainers that nobody can stop
         self.uid, self.namespace = "cluster-1", "default"
         self.application_errors = 0
+        self.wanted: Program | None = None  # as a cluster that builds pods says
+        self.broken: set[str] = set()  # images whose trainers end at once
+        self.answers_requests = True
         self.commits: list[tuple[int, int, int]] = []
         self._ids = count(1)
 
+    @property
+    def capacity(self) -> int:
+        """Devices of the CPU family."""
+        return self.quota[FAMILY]
+
+    @capacity.setter
+    def capacity(self, devices: int) -> None:
+        self.quota[FAMILY] = devices
+
     # -- the Cluster protocol
+
+    def check(self, run: TrainingRun) -> None:
+        pass
+
+    def program(self, run: TrainingRun) -> Program | None:
+        return self.wanted
 
     def observe(self, run: str) -> ClusterView:
         if self.cluster_down:
             raise ClusterUnavailable("the API server does not answer")
         if self.stale_view is not None:
             return self.stale_view
-        quota = {FAMILY: self.capacity} if self.tells_quota else None
+        quota = dict(self.quota) if self.tells_quota else None
         gangs = tuple(gang.shown() for gang in self.gangs.values())
         return ClusterView(self.uid, gangs, tuple(self.deleted) if self.remembers else (), quota)
 
@@ -279,6 +313,9 @@ class World:
                 store.submitted.setdefault(act.attempt, record)
             elif isinstance(act, AppendEnding):
                 store.append_ending(act.ending)
+            elif isinstance(act, RequestCommit):
+                request = Request(kind="commit", attempt=act.attempt, reason=act.why, time=self.now)
+                store.requests.setdefault(act.identifier, request)
             else:
                 raise AssertionError(f"not an act: {act}")
 
@@ -306,10 +343,14 @@ class World:
                 self.free.remove(process)
 
     def _queue(self) -> None:
-        admitted = [gang for gang in self.gangs.values() if gang.process is not None]
+        for family, capacity in self.quota.items():
+            self._queue_of(capacity, [g for g in self.gangs.values() if family_of(g) == family])
+
+    def _queue_of(self, capacity: int, gangs: list[SimulatedGang]) -> None:
+        admitted = [gang for gang in gangs if gang.process is not None]
         used = sum(gang.spec.plan.devices for gang in admitted)
         for gang in reversed(admitted):
-            if used > self.capacity and not gang.evicting and gang.phase == "Running":
+            if used > capacity and not gang.evicting and gang.phase == "Running":
                 gang.evicting = True
                 assert gang.process is not None
                 gang.process.stopping = 3
@@ -317,8 +358,8 @@ class World:
                 gang.admissions[-1] = replace(gang.admissions[-1], queue_signals=(signal,))
                 used -= gang.spec.plan.devices
         used = sum(gang.spec.plan.devices for gang in admitted)
-        for gang in self.gangs.values():
-            if gang.phase == "Queued" and used + gang.spec.plan.devices <= self.capacity:
+        for gang in gangs:
+            if gang.phase == "Queued" and used + gang.spec.plan.devices <= capacity:
                 used += gang.spec.plan.devices
                 self._come_up(gang)
 
@@ -362,7 +403,17 @@ class World:
                 return None
             self._claim(process, head)
             return None
+        spec = store.specs[process.attempt]
+        if spec.program is not None and spec.program.image in self.broken:
+            self.application_errors += 1
+            return 1
         process.step += 1
+        asked = self._requested(process)
+        if asked:
+            if not self._commit(process):
+                return 76
+            done = RequestDone(attempt=process.attempt, start=process.start, step=process.step, time=self.now)
+            store.answers.update(dict.fromkeys(asked, done))
         if process.step % COMMIT_EVERY == 0 or process.step >= TARGET:
             if store.down:
                 return 74
@@ -372,6 +423,15 @@ class World:
                 return 0
         self._report(process)
         return None
+
+    def _requested(self, process: Process) -> list[str]:
+        """Requests that this start answers now."""
+        store = self.rundir
+        if store.down or not self.answers_requests:
+            return []
+        return [
+            name for name, r in store.requests.items() if r.attempt == process.attempt and name not in store.answers
+        ]
 
     def _claim(self, process: Process, head: Head) -> None:
         store = self.rundir
@@ -512,10 +572,16 @@ class World:
 
     def heal(self) -> None:
         """All faults stop, and capacity is back."""
-        self.capacity, self.cluster_down, self.rundir.down, self.stale_view = 8, False, False, None
+        self.quota = dict(self.full)
+        self.cluster_down, self.rundir.down, self.stale_view = False, False, None
+        self.broken = set()
         for gang in self.gangs.values():
             if gang.process is not None:
                 gang.process.silent = gang.process.silent and gang.phase == "Running"
+
+
+def family_of(gang: SimulatedGang) -> str:
+    return device_type(gang.spec.plan.device_type).family
 
 
 def _code(code: int) -> tuple[int | None, int | None]:

@@ -7,7 +7,9 @@ import pytest
 from orchestrator.decisions import Act, GiveUp
 from orchestrator.explain import Explanation, explanation, render, status_line, status_word
 from orchestrator.lifecycle import decide
-from orchestrator.observe import CLUSTER, Memory, Observation, read_observation
+from orchestrator.memory import Memory
+from orchestrator.observation import CLUSTER, Observation
+from orchestrator.observe import read_observation
 from tests.support.world import TARGET, World, run_of
 from tests.unit.test_lifecycle import ENDED, NOW, RUN, ending, gang, head, look, spec, view
 from trainer.rundir.records import Evidence
@@ -32,7 +34,7 @@ FAILED = look(view=view(gang("Failed", 1, ENDED)), endings=(ending(key="uid-1/ad
         (look(refusals=("no",)), "Refused"),
         (QUEUED, "Preempted"),
         (FAILED, "BackingOff"),
-        (look(next_spec=spec(2, 1)), "Switching"),
+        (look(next_spec=spec(2, 1), answered=True), "Switching"),
         (
             look(head=head(TARGET), view=view(gang("Succeeded", 1, ENDED)), endings=(ending(key="uid-1/adm-1"),)),
             "Completed",

@@ -15,6 +15,7 @@ from orchestrator.decisions import (
     GiveUp,
     RecordSubmitted,
     Refused,
+    RequestCommit,
     StopForPlanChange,
     SubmitGang,
     SwapHead,
@@ -23,20 +24,10 @@ from orchestrator.decisions import (
     WriteSpec,
 )
 from orchestrator.lifecycle import decide
-from orchestrator.observe import (
-    CLUSTER,
-    RUN_DIRECTORY,
-    Mark,
-    Memory,
-    Observation,
-    StartFacts,
-    beat_marks,
-    gone_marks,
-    marks_of,
-    over_mark,
-    phase_mark,
-    read_observation,
-)
+from orchestrator.marks import beat_marks, gone_marks, marks_of, over_mark, phase_mark
+from orchestrator.memory import Mark, Memory
+from orchestrator.observation import CLUSTER, RUN_DIRECTORY, Observation, StartFacts
+from orchestrator.observe import read_observation
 from orchestrator.planning import ladder, settings
 from tests.support.world import TARGET, World, run_of, tiny_recipe
 from trainer.rundir.records import (
@@ -186,7 +177,8 @@ def test_a_suspended_run_submits_nothing() -> None:
         decision = decide(run, o, NOW)
         assert isinstance(decision, Wait)
         assert decision.word == "Suspended"
-    assert isinstance(decide(run, look(), NOW), DeleteGang)
+    assert isinstance(decide(run, look(), NOW), RequestCommit)
+    assert isinstance(decide(run, look(asked=True, answered=True), NOW), DeleteGang)
 
 
 # -- what forbids to act
@@ -429,6 +421,15 @@ def test_going_up_happens_at_most_once_in_a_while() -> None:
 
 def test_the_old_plan_stops_only_when_the_new_one_is_written_and_head_moves_only_when_it_ended() -> None:
     o = on_two(next_spec=spec(2))
+    first = decide(RUN, o, NOW)
+    assert first == RequestCommit(1, "stop-1.1", "cpu-2 → cpu-8"), "a commit is asked for before anything is stopped"
+    o = replace(o, asked=True)
+    assert isinstance(decide(RUN, o, NOW), Wait)
+    slow = replace(o, marks=held("asked/1.1", seconds=7))
+    assert isinstance(decide(RUN, slow, NOW), StopForPlanChange), (
+        "a trainer that does not answer is stopped all the same"
+    )
+    o = replace(o, answered=True)
     decision = decide(RUN, o, NOW)
     assert isinstance(decision, StopForPlanChange)
     assert (decision.uid, decision.grace_seconds, decision.old, decision.new) == ("uid-1", 3, TWO.plan, EIGHT.plan)

@@ -19,9 +19,12 @@ from orchestrator.decisions import (
     Wait,
 )
 from orchestrator.lifecycle import decide
-from orchestrator.observe import Memory, Observation, read_observation
+from orchestrator.memory import Memory
+from orchestrator.observation import Observation
+from orchestrator.observe import read_observation
 from tests.support.world import TARGET, World, run_of
 from trainer.errors import Fenced, StorageUnavailable
+from trainer.rundir.records import Program
 
 # Long after the last fault: queue waits, backoff, hang detection (2 × hang) and training have all had their time.
 PATIENCE = 400
@@ -145,13 +148,30 @@ def inject(world: World, orchestrators: list[Orchestrator], fault: str) -> None:
             orchestrators[0].lose = fault.removeprefix("lose_")
         case "quiet":
             pass
+        case "upper_0" | "upper_16":
+            world.quota["tpu7x"] = int(fault.removeprefix("upper_"))
+        case "lower_0" | "lower_4":
+            world.quota["v5p"] = int(fault.removeprefix("lower_"))
+        case "new_image" | "broken_image":
+            world.wanted = Program(image=f"{fault}-{world.now}", command=("python",))
+            if fault == "broken_image":
+                world.broken.add(world.wanted.image)
         case _:
             getattr(world, fault)()
 
 
-def run_script(script: list[tuple[str, int]], orchestrators: int, remembers: bool, tells: bool, **spec: Any) -> World:
+def run_script(
+    script: list[tuple[str, int]],
+    orchestrators: int,
+    remembers: bool,
+    tells: bool,
+    quota: dict[str, int] | None = None,
+    program: Program | None = None,
+    **spec: Any,
+) -> World:
     """Play `script` (fault, seconds until the next), then heal everything and wait for an end."""
-    world = World(run_of(**spec), remembers)
+    world = World(run_of(**spec), remembers, quota)
+    world.wanted = program
     world.tells_quota = tells
     crew = [Orchestrator(world) for _ in range(orchestrators)]
     for fault, seconds in script:
@@ -177,6 +197,71 @@ def run_script(script: list[tuple[str, int]], orchestrators: int, remembers: boo
     after = (world.rundir.generation, dict(world.rundir.specs), world.rundir.entries, len(world.gangs))
     assert before == after, "something was still done after the end"
     return world
+
+
+TWO_FAMILIES = {
+    "ladder": [{"deviceType": "tpu7x-2x2x2", "waitInQueue": 20}, {"deviceType": "v5p-2x2x1", "waitInQueue": 20}],
+    "quota": {"tpu7x": 16, "v5p": 4},
+}
+OTHER_FAULTS = (
+    "upper_0",
+    "upper_16",
+    "lower_0",
+    "lower_4",
+    "new_image",
+    "broken_image",
+    "kill",
+    "hang",
+    "crash",
+    "quiet",
+)
+OTHER_FAULTS += (
+    "store_down",
+    "store_up",
+    "cluster_down",
+    "cluster_up",
+    "lose_after",
+    "stale_view",
+    "fresh_view",
+    "fail",
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(st.sampled_from(OTHER_FAULTS), st.integers(0, 30)), max_size=14),
+    st.integers(1, 2),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_faults_on_two_families_with_changing_programs(
+    script: list[tuple[str, int]], orchestrators: int, remembers: bool, tells: bool
+) -> None:
+    first = Program(image="first", command=("python",))
+    run_script(script, orchestrators, remembers, tells, program=first, **TWO_FAMILIES)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_going_up_to_another_family_costs_no_step_and_waits_as_long_as_it_takes(tells: bool) -> None:
+    world = World(run_of(targetStep=TARGET, ladder=TWO_FAMILIES["ladder"]), False, TWO_FAMILIES["quota"])  # type: ignore[arg-type]
+    world.tells_quota = tells
+    world.quota["tpu7x"] = 0
+    one = Orchestrator(world)
+    for _ in range(70):
+        world.tick()
+        one.step()
+    assert len([gang for gang in world.gangs.values() if gang.phase == "Queued"]) <= 1
+    assert world.rundir.committed == TARGET, "the lower rung trained to the end while the upper one queued"
+    assert {entry.cause for entry in world.rundir.entries} <= {"plan-change", "completed"}
+
+
+def test_a_broken_image_is_tried_once_and_the_run_goes_on() -> None:
+    script = [("quiet", 5), ("broken_image", 20)]
+    world = run_script(script, 1, False, True, program=Program(image="first", command=("python",)))
+    images = [spec.image for _, spec in sorted(world.rundir.specs.items())]
+    assert images[0] == "first" and images[-1] == "first" and len(images) == 3, images
+    assert world.rundir.committed == TARGET
+    assert not any(entry.charged for entry in world.rundir.entries)
 
 
 scripts = st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 12)), max_size=14)

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator import lifecycle
 from orchestrator.decisions import Decision, Done
-from orchestrator.observe import Observation
+from orchestrator.observation import Observation
 from tests.support.story import a_world, caretaker
 
 OUTSIDE = {"time", "posix", "io", "_io", "_socket", "_random", "_posixsubprocess", "_thread", "select", "fcntl"}

@@ -108,6 +108,9 @@ class RunDirectory(Documents):
         """Ask; an older request of the same name counts."""
         self.create(f"requests/{identifier}.json", request)
 
+    def read_request(self, identifier: str) -> Request | None:
+        return self.read(f"requests/{identifier}.json", Request)
+
     def requests(self) -> dict[str, Request]:
         """Requests that have no answer yet, by identifier."""
         keys = [key.removeprefix("requests/").removesuffix(".json") for key in self.patient(self._list_requests)]
