@@ -27,10 +27,10 @@ from orchestrator.decisions import (
     WriteRecipe,
     WriteSpec,
 )
-from orchestrator.lifecycle import WORDS, live_progress
-from orchestrator.observe import Observation
+from orchestrator.observation import Observation
 from orchestrator.planning import shown
 from orchestrator.preconditions import reached
+from orchestrator.progressing import WORDS, live_progress
 from trainer.frozen import Frozen
 from trainer.rundir.records import Category, Ending, Evidence
 
