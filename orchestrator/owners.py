@@ -50,7 +50,8 @@ class Other:
 class Ownership:
     """Our claim on one run. For one thread at a time.
 
-    `take_over` takes the run from whoever has it, once; `take_over_from` takes it from that owner only.
+    `take_over` takes the run from whoever has it, once; `take_over_from` takes it from that owner only. `how` tells a
+    user how to do either.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class Ownership:
         *,
         take_over: bool = False,
         take_over_from: str | None = None,
+        how: str = "",
         monotonic: Callable[[], float] = time.monotonic,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.owner = owner
         self.cluster_uid = cluster_uid
         self.take_over_from = take_over_from
+        self.how = how
         self._documents = documents
         self._take_over = take_over
         self._monotonic = monotonic
@@ -99,6 +102,15 @@ class Ownership:
             raise
         self._read_at = None
         raise StorageUnavailable("owner.json changes each time it is to be written")
+
+    def told(self, other: Other) -> str:
+        """That, and until when, nothing is done because of `other`: for a user."""
+        how = self.how.replace("OWNER", other.owner)
+        return (
+            f"{other.owner} (cluster {other.cluster_uid}) looks after this run, and its heartbeat in owner.json goes on; "
+            f"nothing is done here. The run is taken over when that heartbeat has stood still for {STALE_SECONDS:.0f} s, "
+            f"or now: {how}"
+        )
 
     def release(self) -> None:
         """Leave in order: nobody has to wait. Does nothing when the run is not ours. Raises as `hold`."""

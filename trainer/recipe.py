@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from trainer.errors import ConfigurationError
 from trainer.frozen import Frozen
 
+DOCUMENTS = (".yaml", ".yml", ".json")
 DTYPE_BYTES = {"uint8": 1, "uint16": 2, "uint32": 4}
 
 
@@ -163,11 +164,14 @@ class Recipe(Frozen):
 
 
 def load(reference: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe named `reference` (a module of trainer.recipes, or a path to a .py file), with dotted overrides.
+    """The recipe named `reference`, with dotted overrides: a module of trainer.recipes, or a path to a .py file, or to
+    a .yaml or .json file that writes the recipe out.
 
     Raises ConfigurationError for an unknown name (naming the known ones), a file without `recipe()`, or an override
     of a field that does not exist.
     """
+    if reference.endswith(DOCUMENTS):
+        return override(_document(reference), overrides or {})
     module = _module(reference)
     if not callable(getattr(module, "recipe", None)):
         raise ConfigurationError(
@@ -179,6 +183,29 @@ def load(reference: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
             f"recipe {reference!r}: recipe() returned {type(recipe).__name__}, not trainer.recipe.Recipe"
         )
     return override(recipe, overrides or {})
+
+
+def parse_document(text: str, source: str) -> Recipe:
+    """A recipe written out as YAML or JSON: the fields of Recipe, data and never code. ConfigurationError."""
+    import yaml
+
+    try:
+        body = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark is not None else ""
+        raise ConfigurationError(f"{source}:{line} not YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(body, dict):
+        raise ConfigurationError(f"{source}: a recipe is a mapping of its fields, not {type(body).__name__}")
+    return Recipe.parse(body, source)
+
+
+def _document(path: str) -> Recipe:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"recipe {path!r}: cannot be read: {error}") from None
+    return parse_document(text, path)
 
 
 def override(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
@@ -215,7 +242,7 @@ def _module(reference: str) -> ModuleType:
     if not path.is_file():
         known = sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
         raise ConfigurationError(
-            f"recipe {reference!r} not found; known recipes: {', '.join(known)}; or give a path to a .py file"
+            f"recipe {reference!r} not found; known recipes: {', '.join(known)}; or give a path to a .py, .yaml or .json file"
         )
     spec = importlib.util.spec_from_file_location(f"trainer.recipes.{path.stem}", path)
     assert spec and spec.loader

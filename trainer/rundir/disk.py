@@ -2,7 +2,7 @@
 
 A swap to generation g+1 writes a temporary file, fsyncs it, and links it to `KEY.d/<g+1>`: the link either is the first
 (won) or meets EEXIST (lost), and a process stopped at any point holds nothing that others wait for. Generations are
-kept, so none is ever used twice. Every folder entry is fsynced before a call returns. NFS is untested.
+kept, so none is ever used twice (of a heartbeat, the newest thousand). Every folder entry is fsynced before a call returns. NFS is untested.
 """
 
 import builtins
@@ -25,6 +25,9 @@ from trainer.rundir.store import AlreadyExists, Blob, Conflict, NotFound, Stat, 
 
 TEMPORARY = ".tmp"  # at the root, so that link and rename stay inside one file system
 SWEEP_SECONDS = 24 * 3600.0
+# Swapped every 30 s for weeks, and no fence: of it only the newest generations stay. A swapper would have to sleep for
+# hours between its look and its link to be misled.
+BEATING, KEPT_BEATS = "owner.json", 1024
 
 
 class DiskStore:
@@ -117,6 +120,8 @@ class DiskStore:
             except AlreadyExists:
                 raise Conflict(key) from None
             self._newest[key] = expected + 1
+            if key == BEATING:
+                remove(folder / str(expected + 1 - KEPT_BEATS))
             return expected + 1
 
     def list(self, prefix: str) -> list[str]:
