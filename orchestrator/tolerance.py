@@ -17,7 +17,9 @@ class Budgets(Document):
     )
     maintenance: int | None = Field(default=None, ge=0, description="announced work on a host")
     plan_change: int | None = Field(default=None, ge=0, description="stopped by untildone to move to another rung")
-    host_failure: int | None = Field(default=50, ge=0, description="a host or its devices died")
+    host_failure: int | None = Field(
+        default=None, ge=0, description="a host or its devices died; noNewCommit bounds these too"
+    )
     hang: int | None = Field(default=10, ge=0, description="alive, but no step any more")
     storage: int | None = Field(default=20, ge=0, description="the store was full or did not answer")
     application_error: int | None = Field(default=3, ge=0, description="the training program failed by itself")
