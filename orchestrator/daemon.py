@@ -2,40 +2,36 @@
 
 Level-based and crash-only: what is known comes from the cluster and the run directory at each look, so that this
 process can be killed between any two calls and the next one continues. Nobody else has to be kept out: two of them on
-one run collide at creations and at HEAD. The training itself runs under the cluster and does not notice.
+one run collide at creations and at HEAD, and owner.json saves them from working against each other. The training
+itself runs under the cluster and does not notice.
 """
 
 import contextlib
-import json
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import structlog
 
-from orchestrator import trainer_process
 from orchestrator.api import TrainingRun
 from orchestrator.carry_out import carry_out
 from orchestrator.clusters.base import Cluster, ClusterUnavailable, SubmitConflict
-from orchestrator.decisions import Decision, Done, Freeze, GiveUp, Refused, Wait, WriteSpec
+from orchestrator.decisions import Decision, Done, Freeze, GiveUp, OwnedByOther, Refused, Wait, WriteSpec
 from orchestrator.lifecycle import decide
-from orchestrator.observe import Memory, Observation, read_observation
-from orchestrator.planning import ladder
-from trainer import recipe as recipes
-from trainer.errors import ConfigurationError, Fenced, StorageUnavailable
-from trainer.freezing import freeze
+from orchestrator.memory import Memory
+from orchestrator.observation import CLUSTER, RUN_DIRECTORY, Observation
+from orchestrator.observe import read_observation
+from orchestrator.owners import READ_SECONDS, Ownership, local_owner
+from orchestrator.preparing import ConfigMaps, open_run, prepare
+from trainer.errors import ConfigurationError, Fenced, StorageUnavailable, TrainerError
 from trainer.recipe import Recipe
 from trainer.rundir.rundir import RunDirectory
-from trainer.rundir.store import StoreMissing
 
 POLL_SECONDS = 0.25
 SLOWEST_POLL_SECONDS = 2.0
-# A single call is repeated this long; a longer outage is shown as such, and the look after it starts afresh.
-STORE_PATIENCE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +105,7 @@ class Caretaker:
         clock: Callable[[], float] = time.time,
         memory: Memory | None = None,
         take_over: bool = False,
+        ownership: Ownership | None = None,
     ) -> None:
         self.run = run
         self.recipe = recipe
@@ -117,6 +114,7 @@ class Caretaker:
         self.clock = clock
         self.memory = memory or Memory()
         self.take_over = take_over
+        self.ownership = ownership  # None: nobody else can be on this run
         self.log = structlog.get_logger().bind(run=run.name)
 
     def look(self) -> Look:
@@ -137,7 +135,7 @@ class Caretaker:
             carry_out(decision, self.run, self.cluster, self.rundir)
         except (StorageUnavailable, ClusterUnavailable) as error:
             self.log.warning("unknown outcome", act=name, error=str(error))
-            source = "cluster" if isinstance(error, ClusterUnavailable) else "run directory"
+            source = CLUSTER if isinstance(error, ClusterUnavailable) else RUN_DIRECTORY
             return replace(look, decision=Freeze(f"{name}: {error}", (source,), look.now + SLOWEST_POLL_SECONDS))
         except (Fenced, SubmitConflict) as error:
             # Somebody else was faster, or the name is taken: the next look shows it.
@@ -148,22 +146,41 @@ class Caretaker:
                 return replace(look, decision=Refused(str(error)))  # nothing has begun
             # The store turned read-only, say. The training may well go on; so do we.
             self.log.error("refused", act=name, error=str(error))
-            return replace(look, decision=Freeze(str(error), ("run directory",), look.now + SLOWEST_POLL_SECONDS))
+            return replace(look, decision=Freeze(str(error), (RUN_DIRECTORY,), look.now + SLOWEST_POLL_SECONDS))
         self.log.info("done", act=name, attempt=look.observation.attempt, why=getattr(decision, "why", None))
         return look
 
     def step(self) -> Look:
-        return self.act(self.look())
+        look = self.owned(self.look())
+        return self.act(look)
 
+    def owned(self, look: Look) -> Look:
+        """`look` if the run is ours to act on; otherwise its decision says who looks after it."""
+        ended = isinstance(look.decision, (Done, GiveUp, Refused))
+        if self.ownership is None or ended or RUN_DIRECTORY in look.observation.unknown:
+            return look
+        soon = look.now + SLOWEST_POLL_SECONDS
+        try:
+            other = self.ownership.hold()
+        except StorageUnavailable as error:
+            return replace(look, decision=Freeze(f"owner.json: {error}", (RUN_DIRECTORY,), soon))
+        except ConfigurationError as error:
+            if look.observation.head is None:
+                return replace(look, decision=Refused(str(error)))
+            return replace(look, decision=Freeze(str(error), (RUN_DIRECTORY,), soon))
+        if other is None:
+            return look
+        message = self.ownership.told(other)
+        return replace(look, decision=OwnedByOther("Refused", message, look.now + READ_SECONDS, other.owner))
 
-def prepare(run: TrainingRun) -> Recipe:
-    """The run's recipe, frozen, and every rung of its ladder tried. Changes nothing.
-
-    Raises ConfigurationError for a bad recipe, bad data or a batch that no plan makes exact; StorageUnavailable.
-    """
-    recipe = freeze(load_recipe(run), run.spec.data.root)
-    ladder(run, recipe)
-    return recipe
+    def release(self) -> None:
+        """Leave in order, so that nobody has to wait until our heartbeat counts as silent."""
+        if self.ownership is None or not self.ownership.held:
+            return
+        try:
+            self.ownership.release()
+        except TrainerError as error:
+            self.log.warning("the run was not released", error=str(error))
 
 
 def resume_until_done(
@@ -174,102 +191,100 @@ def resume_until_done(
     on_change: Callable[[Look], None] | None = None,
     take_over: bool = False,
     stop: threading.Event | None = None,
+    news: threading.Event | None = None,
+    owner: str | None = None,
+    config_maps: ConfigMaps | None = None,
 ) -> Outcome:
     """Keep `run` going on `cluster` until a commit at its target step exists, or nothing more can be done.
 
-    `on_change` is called after each look that differs visibly from the one before. `stop`, SIGTERM and SIGINT end this
-    process's part and leave the training alone; call again, from anywhere, to adopt it. Raises ConfigurationError
-    before anything is touched when the run, its recipe, its data or its run directory cannot be used.
+    `on_change` is called after each look that differs visibly from the one before. Between looks it waits `poll`
+    seconds, or until `news` is set. `stop`, SIGTERM and SIGINT end this process's part and leave the training alone;
+    call again, from anywhere, to adopt it. `owner` is our name in owner.json: that of this machine if not given. Raises
+    ConfigurationError before anything is touched when the run, its recipe, its data or its run directory cannot be used.
     """
-    cluster.check(run)
     log = structlog.get_logger().bind(run=run.name)
     stopping = stop or threading.Event()
     with _stop_on_signals(stopping):
-        opened = _until_answered(lambda: _open(run), stopping, log, on_error=poll)
+        opened = _until_answered(lambda: _open(run, cluster, config_maps), stopping, log, on_error=POLL_SECONDS)
         if opened is None:
             return _interrupted(run, None)
         recipe, rundir = opened
-        caretaker = Caretaker(run, recipe, cluster, rundir, take_over=take_over)
+        how = "the same command with --take-over"
+        ownership = Ownership(rundir, owner or local_owner(), cluster.uid, take_over=take_over, how=how)
+        caretaker = Caretaker(run, recipe, cluster, rundir, take_over=take_over, ownership=ownership)
         log.info("looking after the run", fingerprint=recipe.fingerprint(), run_directory=rundir.uri)
-        last: Look | None = None
-        pause = poll
-        while not stopping.is_set():
-            look = caretaker.step()
-            changed = last is None or look.mark != last.mark
-            if changed:
-                _tell(log, look)
-                if on_change is not None:
-                    on_change(look)
-            decision = look.decision
-            if isinstance(decision, (Done, GiveUp, Refused)):
-                return Outcome(decision)
-            waiting = isinstance(decision, (Wait, Freeze))
-            if isinstance(decision, Freeze):
-                pause = min(SLOWEST_POLL_SECONDS, pause * 2)
-            else:
-                pause = poll
-            # After an act, look at once: its result is news. The same act twice in a row had no visible result yet.
-            if waiting or not changed:
-                due = decision.until if isinstance(decision, (Wait, Freeze)) else None
-                stopping.wait(pause if due is None else max(0.01, min(pause, due - caretaker.clock())))
-            last = look
-        return _interrupted(run, last)
+        try:
+            return _look_after(caretaker, stopping, news, poll, on_change, log)
+        finally:
+            caretaker.release()
 
 
-def _open(run: TrainingRun) -> tuple[Recipe, RunDirectory]:
-    """The recipe and the run directory. The folder is made only after everything else has been found good."""
-    recipe = prepare(run)
-    uri = run.spec.run_directory
-    if "://" not in uri and not Path(uri).absolute().parent.is_dir():
-        # Not made: where a disk is not mounted, an empty folder in its place would look like a new run.
-        raise ConfigurationError(
-            f"spec.runDirectory {uri}: the folder it should be in does not exist ({Path(uri).absolute().parent}); "
-            "create that folder, or check the path and that its disk is mounted"
-        )
-    if _not_begun(uri):  # its recipe is fixed by the first act: a mistake in the data must show before
-        check_data(run)
-    return recipe, RunDirectory.open(uri, create=True, patience_seconds=STORE_PATIENCE_SECONDS)
+def _look_after(
+    caretaker: Caretaker,
+    stopping: threading.Event,
+    news: threading.Event | None,
+    poll: float,
+    on_change: Callable[[Look], None] | None,
+    log: structlog.typing.FilteringBoundLogger,
+) -> Outcome:
+    last: Look | None = None
+    pause = poll
+    while not stopping.is_set():
+        if news is not None:
+            news.clear()
+        look = caretaker.step()
+        changed = last is None or look.mark != last.mark
+        if changed:
+            _tell(log, look)
+            if on_change is not None:
+                on_change(look)
+        decision = look.decision
+        if isinstance(decision, (Done, GiveUp, Refused)):
+            return Outcome(decision)
+        # After an act, look at once: its result is news. The same act twice in a row had no visible result yet.
+        if isinstance(decision, Freeze):
+            pause = min(SLOWEST_POLL_SECONDS, 2 * max(pause, POLL_SECONDS))
+        elif isinstance(decision, Wait):
+            pause = poll
+        else:
+            pause = 0.0 if changed else POLL_SECONDS
+        due = decision.until if isinstance(decision, (Wait, Freeze)) else None
+        if pause:
+            left = pause if due is None else max(0.01, min(pause, due - caretaker.clock()))
+            _rest(stopping, news, left)
+        last = look
+    return _interrupted(caretaker.run, last)
 
 
-def _not_begun(uri: str) -> bool:
-    try:
-        return RunDirectory.open(uri, patience_seconds=STORE_PATIENCE_SECONDS).read_recipe() is None
-    except StoreMissing:
-        return True
+def _rest(stopping: threading.Event, news: threading.Event | None, seconds: float) -> None:
+    """Until `seconds` are over, or there is something to do."""
+    if news is None:
+        stopping.wait(seconds)
+        return
+    end = time.monotonic() + seconds
+    while not news.is_set() and (left := end - time.monotonic()) > 0:
+        if stopping.wait(min(0.1, left)):
+            return
 
 
-def load_recipe(run: TrainingRun) -> Recipe:
-    """The recipe that `run` names, not frozen yet. Raises ConfigurationError."""
-    wanted = run.spec.recipe
-    if wanted.name is None:
-        raise ConfigurationError(
-            "spec.recipe.configMap: ConfigMaps are in Kubernetes, and this run is not; give spec.recipe.name"
-        )
-    return recipes.load(wanted.name, wanted.overrides)
-
-
-def check_data(run: TrainingRun) -> None:
-    """Look at the token files as the first start will. Raises ConfigurationError, StorageUnavailable."""
-    recipe = run.spec.recipe
-    overrides = [part for name, value in recipe.overrides.items() for part in ("--set", f"{name}={json.dumps(value)}")]
-    where = ("--recipe", str(recipe.name), "--data-root", run.spec.data.root)
-    done = trainer_process.call("data", "check", *where, *overrides)
-    if done.returncode:
-        raise trainer_process.failure(done)
+def _open(run: TrainingRun, cluster: Cluster, config_maps: ConfigMaps | None) -> tuple[Recipe, RunDirectory]:
+    cluster.check(run)
+    recipe = prepare(run, config_maps)
+    return recipe, open_run(run, recipe)
 
 
 def _until_answered[T](
     call: Callable[[], T], stopping: threading.Event, log: structlog.typing.FilteringBoundLogger, on_error: float
 ) -> T | None:
-    """The result of `call`, asked again while a store does not answer; None when told to stop meanwhile."""
+    """The result of `call`, asked again while a store or the cluster does not answer; None when told to stop meanwhile."""
     pause = on_error
     while not stopping.is_set():
         try:
             return call()
-        except StorageUnavailable as error:
+        except (StorageUnavailable, ClusterUnavailable) as error:
             log.warning("truth unknown", error=str(error))
             stopping.wait(pause)
-            pause = min(SLOWEST_POLL_SECONDS, pause * 2)
+            pause = min(SLOWEST_POLL_SECONDS, 2 * max(pause, POLL_SECONDS))
     return None
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from orchestrator.api import load_run
 from orchestrator.clusters.local import LocalCluster
-from orchestrator.daemon import STORE_PATIENCE_SECONDS, Caretaker, prepare
+from orchestrator.daemon import Caretaker
 from orchestrator.explain import Explanation, explanation
 from orchestrator.planning import shown
+from orchestrator.preparing import STORE_PATIENCE_SECONDS, prepare
 from orchestrator.registry import KnownRun
 from trainer.errors import ConfigurationError, StorageUnavailable, TrainerError, TruthUnknown
 from trainer.rundir.rundir import RunDirectory
