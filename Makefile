@@ -43,10 +43,11 @@ lab: env  ## a real Kubernetes control plane with TPU nodes on this machine (fir
 lab-down: env  ## stop the lab
 	@$(RUN) -m tests.lab.down
 
-LOCK := UV_PYTHON_DOWNLOADS=never .tools/bin/uv pip compile --quiet --python .venv/bin/python --no-header --no-emit-index-url --universal --python-version 3.12
-manifests: env  ## write what is made from the code: the CustomResourceDefinition
+manifests: env  ## write what is made from the code and the chart: CustomResourceDefinition and plain manifests
 	@$(RUN) -m orchestrator.crd
+	@$(RUN) -m tools.render_manifests
 
+LOCK := UV_PYTHON_DOWNLOADS=never .tools/bin/uv pip compile --quiet --python .venv/bin/python --no-header --no-emit-index-url --universal --python-version 3.12
 lock: env  ## compile the pinned requirement files from pyproject.toml
 	@$(LOCK) --all-extras pyproject.toml -o requirements/dev.txt
 	@$(LOCK) --extra gcs -c requirements/dev.txt pyproject.toml -o requirements/operator.txt
