@@ -225,7 +225,7 @@ class Spec(Document):
     evaluation: Evaluation = Field(default=Evaluation(), description="held-out evaluation")
     budgets: Budgets = Field(
         default=Budgets(),
-        description="endings tolerated per cause since the last new commit; null is unlimited. One more and the run gives up",
+        description="endings tolerated per cause since the last new commit: a number or unlimited. One more and the run gives up",
     )
     backoff: Backoff = Field(
         default=Backoff(),

@@ -1,8 +1,8 @@
 """The CustomResourceDefinition of TrainingRun, made from the pydantic models: python -m orchestrator.crd FILE.
 
-A structural schema: no references, no unions but int-or-string for durations. What is optional is left out rather than
-null, except where null says something else than leaving it out (a budget without limit). Defaults and descriptions are
-those of the models; crd_rules.py has what a schema cannot say.
+A structural schema: no references, no unions but int-or-string for durations and budgets. What is optional is left out,
+never null: clients drop nulls on their way, so null cannot mean anything. Defaults and descriptions are those of the
+models; crd_rules.py has what a schema cannot say.
 """
 
 import sys
@@ -18,14 +18,18 @@ from pydantic_core import PydanticUndefined
 
 from orchestrator import api, crd_rules
 from orchestrator.crd_rules import Rule
-from orchestrator.durations import PATTERN, format_duration, parse_duration
+from orchestrator.durations import FORMS, PATTERN, format_duration, parse_duration
 from orchestrator.status import RunStatus, Timestamp
+from orchestrator.tolerance import UNLIMITED, parse_budget
 
 GROUP, VERSION, PLURAL = "untildone.dev", "v1alpha1", "trainingruns"
 PATH = Path("manifests/crd/untildone.dev_trainingruns.yaml")
 HEADER = "# Made by `make manifests` from orchestrator/api.py, crd_rules.py and status.py. Change those.\n"
 
 Schema = dict[str, Any]
+RULES = "x-kubernetes-validations"
+HOW = f"Written as {FORMS}."  # kubectl explain has no type for durations
+INT_OR_STRING: Schema = {"x-kubernetes-int-or-string": True}
 
 # A cluster needs what the local cluster, which runs this installation, does not.
 REQUIRED_IN_A_CLUSTER = frozenset({"image", "queue"})
@@ -148,23 +152,17 @@ def _object(model: type[BaseModel]) -> Schema:
 
 
 def _field(model: type[BaseModel], name: str, field: FieldInfo) -> Schema:
-    kind, optional = _without_none(field.annotation)
+    kind = _without_none(field.annotation)
     schema = SPECIAL.get((model, name)) or _type(kind, tuple(field.metadata))
     if field.description:
-        schema = {"type": schema.pop("type"), **schema} if "type" in schema else schema
-        schema["description"] = _sentence(field.description)
+        schema["description"] = _sentence(field.description) + (f" {HOW}" if parse_duration in _parsers(field) else "")
     if (model, name) in MERGE_KEYS:
         schema |= {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [MERGE_KEYS[model, name]]}
-    default = field.get_default(call_default_factory=True)
-    if default is not PydanticUndefined and default is not None:
-        if optional:
-            schema["nullable"] = True  # null is another value than leaving it out
-        if (written := _written(default, schema)) not in (None, [], {}) or isinstance(default, BaseModel):
-            schema["default"] = written
-    rules = crd_rules.FIELDS.get((model, name), ())
-    own = schema.pop("x-kubernetes-validations", [])
-    added = _validations((*_rules_of(schema), *rules)).get("x-kubernetes-validations", [])
-    return schema | ({"x-kubernetes-validations": [*own, *added]} if own or added else {})
+    default = _written(field)
+    if default is not None:
+        schema["default"] = default
+    rules = [*schema.pop(RULES, []), *_validations(crd_rules.FIELDS.get((model, name), ())).get(RULES, [])]
+    return schema | ({RULES: rules} if rules else {})
 
 
 def _type(kind: Any, metadata: tuple[Any, ...]) -> Schema:
@@ -173,10 +171,11 @@ def _type(kind: Any, metadata: tuple[Any, ...]) -> Schema:
         kind, *own = get_args(kind)
         return _type(kind, (*own, *metadata))
     flat = tuple(part for item in metadata for part in (item.metadata if isinstance(item, FieldInfo) else (item,)))
-    if any(isinstance(part, BeforeValidator) and part.func is parse_duration for part in flat):
-        return {"x-kubernetes-int-or-string": True, "anyOf": [{"type": "integer"}, {"type": "string"}]} | _duration(
-            flat
-        )
+    parsers = {part.func for part in flat if isinstance(part, BeforeValidator)}
+    if parse_duration in parsers:
+        return INT_OR_STRING | _duration(flat)
+    if parse_budget in parsers:
+        return INT_OR_STRING | {"pattern": f"^{UNLIMITED}$", "minimum": 0} | _validations((crd_rules.BUDGET,))
     if any(part is Timestamp for part in flat):
         return {"type": "string", "format": "date-time"}
     origin, arguments = get_origin(kind), get_args(kind)
@@ -204,9 +203,8 @@ def _type(kind: Any, metadata: tuple[Any, ...]) -> Schema:
 
 def _duration(metadata: tuple[Any, ...]) -> Schema:
     """Of a text or of whole seconds. Fractions of a second are written as text: "0.5s"."""
-    least = next((part.gt for part in metadata if isinstance(part, annotated_types.Gt)), None)
-    minimum = 0 if least is None else int(float(str(least))) + 1
-    return {"pattern": f"^{PATTERN}$", "minLength": 2, "maxLength": 32, "minimum": minimum}
+    bounds = {"minimum": 0} | _bounds(metadata)
+    return {"pattern": f"^{PATTERN}$", "minLength": 2, "maxLength": 32} | bounds | _validations((crd_rules.DURATION,))
 
 
 def _limits(metadata: tuple[Any, ...], what: str) -> Schema:
@@ -237,27 +235,36 @@ def _bounds(metadata: tuple[Any, ...]) -> Schema:
     return bounds
 
 
-def _without_none(kind: Any) -> tuple[Any, bool]:
-    """(the type itself, whether None is allowed as well)."""
-    if get_origin(kind) in (Union, UnionType):
-        kinds = [argument for argument in get_args(kind) if argument is not type(None)]
-        if len(kinds) != 1:
-            raise TypeError(f"a union has no structural schema: {kind}")
-        return kinds[0], True
-    return kind, False
+def _without_none(kind: Any) -> Any:
+    """The type of a field that may be left out."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    kinds = [argument for argument in get_args(kind) if argument is not type(None)]
+    if len(kinds) != 1:
+        raise TypeError(f"a union has no structural schema: {kind}")
+    return kinds[0]
 
 
-def _written(default: Any, schema: Schema) -> Any:
-    """A default as a user would write it. That of a part is empty: those of its fields fill it."""
+def _parsers(field: FieldInfo) -> set[Any]:
+    """The functions that read the values of a field."""
+    kind = _without_none(field.annotation)
+    metadata = (*field.metadata, *getattr(kind, "__metadata__", ()))
+    return {part.func for part in metadata if isinstance(part, BeforeValidator)}
+
+
+def _written(field: FieldInfo) -> Any:
+    """The default of a field as a user would write it; None: nothing. That of a part is empty: its fields have theirs."""
+    default = field.get_default(call_default_factory=True)
+    parsers = _parsers(field)
+    if default is None and parse_budget in parsers:
+        return UNLIMITED
+    if default is PydanticUndefined or default in (None, (), {}):
+        return None
     if isinstance(default, BaseModel):
         return {}
-    if schema.get("x-kubernetes-int-or-string"):
+    if parse_duration in parsers:
         return format_duration(default)
     return list(default) if isinstance(default, tuple) else default
-
-
-def _rules_of(schema: Schema) -> tuple[Rule, ...]:
-    return (crd_rules.DURATION,) if schema.get("x-kubernetes-int-or-string") else ()
 
 
 def _validations(rules: tuple[Rule, ...]) -> Schema:
@@ -267,7 +274,7 @@ def _validations(rules: tuple[Rule, ...]) -> Schema:
         if rule.path:
             entry["fieldPath"] = rule.path
         written.append(entry)
-    return {"x-kubernetes-validations": written} if written else {}
+    return {RULES: written} if written else {}
 
 
 def _sentence(text: str | None) -> str:

@@ -141,6 +141,11 @@ FIELDS: dict[tuple[type[BaseModel], str], tuple[Rule, ...]] = {
     ),
 }
 
+# Not checked by a regular expression: the text has no bound that the API server would take into account.
 DURATION = Rule(
     f"type(self) == int || {list(UNITS)}.exists(unit, self.endsWith(unit))", f"not a duration; write it as {FORMS}"
+)
+BUDGET = Rule(
+    f"type(self) == int || self == '{tolerance.UNLIMITED}'",
+    f"not a budget; write the number of endings that are tolerated, or {tolerance.UNLIMITED}",
 )

@@ -1,35 +1,47 @@
 """What a run puts up with: endings per cause, pauses between attempts, and how long nothing may happen."""
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from orchestrator.document import Document
 from orchestrator.durations import Duration
 from trainer.rundir.records import Category
 
+UNLIMITED = "unlimited"
+
+
+def parse_budget(value: object) -> object:
+    """None for "unlimited"; anything else as it is. Not null: Kubernetes takes that for a field that was left out."""
+    if value == UNLIMITED:
+        return None
+    if not isinstance(value, int):
+        raise ValueError(f"a budget is a number of endings, or {UNLIMITED}")
+    if value < 0:
+        raise ValueError(f"a budget is 0 or more endings, or {UNLIMITED}")
+    return value
+
+
+Budget = Annotated[int | None, BeforeValidator(parse_budget, json_schema_input_type=str | int)]
+
 
 class Budgets(Document):
-    """Endings tolerated per cause since the last new commit; null is unlimited. One more and the run gives up."""
+    """Endings tolerated per cause since the last new commit; a number or unlimited. One more and the run gives up."""
 
-    preempted: int | None = Field(
-        default=None, ge=0, description="the queue, or whoever owns the machines, took them back"
-    )
-    maintenance: int | None = Field(default=None, ge=0, description="announced work on a host")
-    plan_change: int | None = Field(default=None, ge=0, description="stopped by untildone to move to another rung")
-    host_failure: int | None = Field(
-        default=None, ge=0, description="a host or its devices died; noNewCommit bounds these too"
-    )
-    hang: int | None = Field(default=10, ge=0, description="alive, but no step any more")
-    storage: int | None = Field(default=20, ge=0, description="the store was full or did not answer")
-    application_error: int | None = Field(default=3, ge=0, description="the training program failed by itself")
-    bad_configuration: int | None = Field(default=0, ge=0, description="trying again cannot help")
-    non_finite: int | None = Field(default=2, ge=0, description="the loss was NaN or infinite")
-    mixed_gang: int | None = Field(default=5, ge=0, description="processes of different attempts met")
-    fenced: int | None = Field(default=None, ge=0, description="an older start found that it had been replaced")
-    deactivated: int | None = Field(default=5, ge=0, description="the queue or a person switched the gang off for good")
-    gone: int | None = Field(default=10, ge=0, description="somebody deleted the gang")
-    unknown: int | None = Field(default=10, ge=0, description="the evidence does not say")
+    preempted: Budget = Field(default=None, description="the queue, or whoever owns the machines, took them back")
+    maintenance: Budget = Field(default=None, description="announced work on a host")
+    plan_change: Budget = Field(default=None, description="stopped by untildone to move to another rung")
+    host_failure: Budget = Field(default=None, description="a host or its devices died; noNewCommit bounds these too")
+    hang: Budget = Field(default=10, description="alive, but no step any more")
+    storage: Budget = Field(default=20, description="the store was full or did not answer")
+    application_error: Budget = Field(default=3, description="the training program failed by itself")
+    bad_configuration: Budget = Field(default=0, description="trying again cannot help")
+    non_finite: Budget = Field(default=2, description="the loss was NaN or infinite")
+    mixed_gang: Budget = Field(default=5, description="processes of different attempts met")
+    fenced: Budget = Field(default=None, description="an older start found that it had been replaced")
+    deactivated: Budget = Field(default=5, description="the queue or a person switched the gang off for good")
+    gone: Budget = Field(default=10, description="somebody deleted the gang")
+    unknown: Budget = Field(default=10, description="the evidence does not say")
     no_new_commit: int = Field(
         default=10,
         gt=0,
