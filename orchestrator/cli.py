@@ -34,6 +34,7 @@ COMMANDS = {
     "explain": ("orchestrator.commands.explain", "Say what a run is doing, why, and what happens next."),
     "verify": ("orchestrator.commands.verify", "Prove that nothing was read twice, skipped or changed."),
     "report": ("orchestrator.commands.report", "Write a one-page report with pictures and summary.json."),
+    "doctor": ("orchestrator.commands.doctor", "Check an installation in a cluster: kinds, rights, a working operator."),
     "recover": ("orchestrator.commands.recover", "Write HEAD again when it is lost or unreadable."),
 }
 
