@@ -1,0 +1,136 @@
+"""Operators that die all the time, two at once, while the run is preempted, loses a host and moves: nothing is doubled.
+
+Rules 3 and 8 on a real control plane. What the API server says is watched from the first to the last moment.
+"""
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.lab import faults
+from tests.lab.api import Api
+from tests.lab.lab import Lab
+from tests.lab.queues import install_queue
+from tests.support.lab_objects import JOBSETS, jobset, wait
+from tests.support.operated import AppliedRun, OperatorProcess, install_crd
+
+pytestmark = pytest.mark.cluster
+KILLS = 50
+UPPER = "tpu7x-2x2x2"
+
+
+class Watched:
+    """Every JobSet of one run that ever was, by watching: name → uids."""
+
+    def __init__(self, api: Api, run: str) -> None:
+        self.uids: dict[str, set[str]] = {}
+        self._api, self._selector = api, f"untildone.dev/run={run}"
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                listed = self._api.request("GET", JOBSETS, labelSelector=self._selector)
+                for found in listed["items"]:
+                    self._see("ADDED", found)
+                version = listed["metadata"]["resourceVersion"]
+                for kind, found in self._api.watch(JOBSETS, version, labelSelector=self._selector):
+                    if kind == "ERROR":
+                        break
+                    if kind != "BOOKMARK":
+                        self._see(kind, found)
+            except Exception:
+                time.sleep(0.2)
+
+    def _see(self, kind: str, found: dict) -> None:  # type: ignore[type-arg]
+        uid = found["metadata"]["uid"]
+        self.uids.setdefault(found["metadata"]["name"], set()).add(uid)
+
+
+@contextmanager
+def mortal_operators(lab: Lab, folder: Path, count: int, seed: int) -> Iterator[list[int]]:
+    """`count` operators of which one is killed again and again, at random moments; gives the list of kills so far."""
+    crew = [OperatorProcess(lab, folder, ["default"], f"operator-{n}") for n in range(count)]
+    kills: list[int] = []
+    ended = threading.Event()
+    dice = random.Random(seed)
+    for one in crew:
+        one.start()
+
+    def kill() -> None:
+        while not ended.wait(dice.uniform(0.3, 2.5)):
+            victim = dice.randrange(count)
+            crew[victim].stop(signal.SIGKILL)
+            kills.append(victim)
+            crew[victim].start()
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        yield kills
+    finally:
+        ended.set()
+        killer.join(30)
+        for one in crew:
+            one.stop()
+
+
+@pytest.mark.timeout(600)
+def test_fifty_deaths_of_two_operators(lab: Lab, api: Api, tmp_path: Path) -> None:
+    install_crd(lab)
+    install_queue(api, {UPPER: 8, "v5p-2x2x1": 4})
+    watched = Watched(api, "mortal")
+    with mortal_operators(lab, tmp_path / "operators", 2, seed=20) as kills:
+        run = AppliedRun.apply(
+            lab,
+            "mortal",
+            tmp_path / "cache",
+            target=100_000,
+            checkpoint={"everySteps": 20},
+            goUp={"after": "2s", "every": "1s"},
+        )
+        run.until_step(20, 180)
+        # Preempted, and back.
+        api.create(jobset("high", "high", tmp_path / "high"))
+        run.until("preempted", lambda: not [p for p in run.pods if p["status"]["phase"] == "Running"], 120)
+        (tmp_path / "high" / "end").touch()
+        step = run.committed
+        run.until_step(step + 20, 180)
+        # A process is killed: the gang restarts in place.
+        step = run.committed
+        faults.command(lab.ports["nodes"], "kill_pod", pod=run.pods[0]["metadata"]["name"])
+        run.until_step(step + 20, 180)
+        # The program fails: another attempt, on another device type at that.
+        run.patch(ladder=[{"deviceType": "v5p-2x2x1"}])
+        run.until("it moved", lambda: run.records.attempt >= 2, 180)
+        step = run.committed
+        run.until_step(step + 20, 180)
+        run.until(f"{KILLS} deaths", lambda: len(kills) >= KILLS, 240)
+        run.patch(targetStep=run.committed + 200)
+        run.wait_for("condition=Succeeded", 240)
+    assert len(kills) >= KILLS
+    doubled = {name: uids for name, uids in watched.uids.items() if len(uids) > 1}
+    assert not doubled, f"one attempt was submitted twice: {doubled}"
+    causes = [cause for _, _, cause, _ in run.endings()]
+    assert causes[-1] == "completed"
+    starts = [(attempt, start) for attempt, start, _, _ in run.endings() if start is not None]
+    assert len(starts) == len(set(starts)), f"one start ended twice: {starts}"
+    assert "application-error" not in causes, causes
+    assert set(causes) <= {"preempted", "host-failure", "plan-change", "completed", "unknown-while-absent"}, causes
+    attempts = [record.ref.attempt for record in reversed(run.records.lineage())]
+    assert attempts == sorted(attempts), "an older attempt committed after a newer one"
+    run.verified()
+    names = [event["metadata"]["name"] for event in run.events]
+    told = [(event["reason"], event.get("message") or event.get("note")) for event in run.events]
+    assert len(names) == len(set(names))
+    assert len(told) == len(set(told)), f"told twice: {told}"
+    run.delete()
+    for owner in api.items(JOBSETS):
+        api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
+    wait("no pods are left", lambda: not api.items("/api/v1/namespaces/default/pods"), 60)
