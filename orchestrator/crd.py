@@ -19,12 +19,12 @@ from pydantic_core import PydanticUndefined
 from orchestrator import api, crd_rules
 from orchestrator.crd_rules import Rule
 from orchestrator.durations import FORMS, PATTERN, format_duration, parse_duration
-from orchestrator.status import RunStatus, Timestamp
+from orchestrator.status_model import RunStatus, Timestamp
 from orchestrator.tolerance import UNLIMITED, parse_budget
 
 GROUP, VERSION, PLURAL = "untildone.dev", "v1alpha1", "trainingruns"
 PATH = Path("manifests/crd/untildone.dev_trainingruns.yaml")
-HEADER = "# Made by `make manifests` from orchestrator/api.py, crd_rules.py and status.py. Change those.\n"
+HEADER = "# Made by `make manifests` from orchestrator/api.py, crd_rules.py and status_model.py. Change those.\n"
 
 Schema = dict[str, Any]
 RULES = "x-kubernetes-validations"

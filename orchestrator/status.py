@@ -1,122 +1,212 @@
-"""The status of a TrainingRun: conditions, not a phase, and the few numbers that lists show.
+"""From a look at a run to the status that its TrainingRun shows. Pure.
 
-STATUS in lists is the reason of the condition Succeeded. Everything here is for people and tools: nothing is decided by
-it, and the run directory keeps the whole history. conditions.py says what the conditions mean.
+The words and sentences are those of explain.py, so that status, explain and the command line cannot disagree. What
+could not be read keeps its last known value, and the conditions say that it was not read.
 """
 
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import Field, PlainSerializer, ValidationError
-
-from orchestrator.document import Document
-
-CONDITIONS = (
-    "Ready",
-    "Succeeded",
-    "Finished",
-    "Admitted",
-    "Training",
-    "Suspended",
-    "Degraded",
-    "Stalled",
-    "Reconciling",
+from orchestrator.api import TrainingRun
+from orchestrator.conditions import Said, conditions_of, refused_conditions, seen
+from orchestrator.decisions import Decision, Freeze, Refused, StatusWord
+from orchestrator.explain import explanation, status_word
+from orchestrator.observation import Observation
+from orchestrator.status_model import (
+    CONDITIONS,
+    ENDINGS_KEPT,
+    TEXT_LIMIT,
+    Condition,
+    ConditionType,
+    EndingStatus,
+    Time,
+    moment,
 )
-ConditionType = Literal[
-    "Ready", "Succeeded", "Finished", "Admitted", "Training", "Suspended", "Degraded", "Stalled", "Reconciling"
-]
-Truth = Literal["True", "False", "Unknown"]
-ENDINGS_KEPT = 10
-TEXT_LIMIT = 1024
+from orchestrator.status_model import RunStatus as RunStatus
+from trainer.rundir.records import Ending
 
-Timestamp = PlainSerializer(lambda moment: moment.strftime("%Y-%m-%dT%H:%M:%SZ"), when_used="json")
-Time = Annotated[datetime, Timestamp]
-Text = Annotated[str, Field(max_length=TEXT_LIMIT)]
-
-
-class Condition(Document):
-    """One aspect of the state of the run."""
-
-    type: ConditionType = Field(description="which aspect")
-    status: Truth = Field(description="True, False or Unknown")
-    observed_generation: int = Field(ge=0, description="metadata.generation of the spec that this is about")
-    last_transition_time: Time = Field(description="when status changed last")
-    reason: str = Field(
-        min_length=1,
-        max_length=128,
-        pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
-        description="one word for programs; that of Succeeded is the STATUS of lists",
-    )
-    message: str = Field(max_length=4096, description="one sentence for people")
+CONDITION_TEXT_LIMIT = 4096
+STEADY_SECONDS = 3  # a due time that moves by less is the same one, computed again
+# What is written at once when it changes. The rest (steps, wording) may wait for the write of the minute.
+MATERIAL = (
+    "observed_generation",
+    "target_step",
+    "committed_step",
+    "plan",
+    "per_device_batch",
+    "attempt",
+    "start",
+    "queue",
+    "preemptions",
+    "fingerprint",
+    "endings",
+)
 
 
-class EndingStatus(Document):
-    """One entry of the ledger: how a start of the run ended."""
+def status_of(
+    run: TrainingRun, observation: Observation | None, decision: Decision, previous: RunStatus | None, now: float
+) -> RunStatus:
+    """The status after `decision` was taken on `observation`. `now` is UNIX seconds.
 
-    attempt: int = Field(description="attempt that ended")
-    start: int | None = Field(default=None, description="start within the attempt; absent: it ended before one")
-    cause: str = Field(max_length=64, description="why it ended, e.g. preempted, host-failure, application-error")
-    message: str = Field(max_length=TEXT_LIMIT, description="the evidence that decided the cause")
-    time: Time | None = Field(default=None, description="when it ended")
-
-
-class RunStatus(Document):
-    """What untildone last saw of the run."""
-
-    observed_generation: int = Field(ge=0, description="metadata.generation of the spec that this status is about")
-    conditions: tuple[Condition, ...] = Field(
-        max_length=32,
-        description="Ready: the spec is accepted and the run looked after, true while it trains. Succeeded: the target "
-        "is committed; its reason is the STATUS of lists. Finished: the run has ended either way. Admitted: the queue "
-        "gave room. Training: steps advance. Suspended: stopped by spec.suspend. Degraded: on a lower rung of the "
-        "ladder than the first. Stalled: no new commit although it may run. Reconciling: the spec is not applied yet",
-    )
-    step: int | None = Field(default=None, ge=0, description="last completed step")
-    target_step: int | None = Field(default=None, ge=0, description="the step that makes the run done")
-    committed_step: int | None = Field(default=None, ge=0, description="the step that a resumed run continues from")
-    last_commit_time: Time | None = Field(default=None, description="when untildone saw the last commit")
-    plan: str | None = Field(default=None, max_length=128, description="hardware of the current attempt")
-    per_device_batch: int | None = Field(
-        default=None, ge=0, description="instances per device and step: micro-batch × accumulation"
-    )
-    attempt: int | None = Field(default=None, ge=0, description="number of the current attempt")
-    start: int | None = Field(default=None, ge=0, description="number of the current start within the attempt")
-    queue: str | None = Field(default=None, max_length=253, description="Kueue LocalQueue")
-    preemptions: int | None = Field(
-        default=None, ge=0, description="endings because the machines were taken back, in the whole ledger"
-    )
-    message: str | None = Field(default=None, max_length=TEXT_LIMIT, description="what the run does or waits for")
-    next_action: str | None = Field(default=None, max_length=TEXT_LIMIT, description="what untildone does next")
-    next_action_time: Time | None = Field(default=None, description="when; absent: as soon as there is news")
-    fingerprint: str | None = Field(default=None, max_length=128, description="fingerprint of the recipe")
-    endings: tuple[EndingStatus, ...] = Field(
-        default=(),
-        max_length=ENDINGS_KEPT,
-        description="the last endings, oldest first; the run directory has all of them",
+    `observation` is None where a Refused or Freeze was decided before the run could be looked at. `previous` is the
+    status that the object has. A run that has ended stays so while its truth cannot be read: an end is for good, as
+    long as the spec is the same.
+    """
+    generation = run.metadata.generation or 0
+    if isinstance(decision, Freeze) and previous is not None and _has_ended(previous, generation):
+        return previous
+    if observation is None:
+        assert isinstance(decision, (Refused, Freeze)), "nothing else is decided blindly"
+        word: StatusWord = "Refused" if isinstance(decision, Refused) else "TruthUnknown"
+        what, next_action = decision.message, _next_blind(decision)
+        next_at = decision.until if isinstance(decision, Freeze) else None
+        facts = _last_known(previous)
+    else:
+        word = status_word(run, observation, decision)
+        explained = explanation(run, observation, decision, now)
+        what, next_action, next_at = explained.what, explained.next_action, explained.next_at
+        facts = _facts(run, observation, previous, now) if seen(observation) else _last_known(previous)
+    said = conditions_of(run, observation, decision, word, what)
+    return RunStatus.model_validate(
+        facts
+        | {
+            "observedGeneration": generation,
+            "conditions": _conditions(said, generation, previous, now),
+            "targetStep": run.spec.target_step,
+            "queue": run.spec.queue,
+            "message": _cut(what, TEXT_LIMIT),
+            "nextAction": _cut(next_action, TEXT_LIMIT),
+            "nextActionTime": _steady(next_at, previous),
+        }
     )
 
-    def condition(self, kind: ConditionType) -> Condition:
-        """The condition of this type."""
-        return next(condition for condition in self.conditions if condition.type == kind)
 
-    def to_object(self) -> dict[str, Any]:
-        """As it stands in the object's status: camelCase, times in RFC 3339, nothing that is not known."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
-
-    @classmethod
-    def of(cls, obj: dict[str, Any]) -> Self | None:
-        """The status that `obj`, from the API server, has; None when there is none or not one of ours.
-
-        Fields of other versions are left out: nothing depends on reading back what was written.
-        """
-        written = obj.get("status") or {}
-        known = {str(field.alias) for field in cls.model_fields.values()}
-        try:
-            return cls.model_validate({key: value for key, value in written.items() if key in known})
-        except ValidationError:
-            return None
+def refused_status(message: str, generation: int, previous: RunStatus | None, now: float) -> RunStatus:
+    """The status of a run whose spec cannot be read. `message` names field and fix."""
+    return RunStatus.model_validate(
+        _last_known(previous)
+        | {
+            "observedGeneration": generation,
+            "conditions": _conditions(refused_conditions(message), generation, previous, now),
+            "message": _cut(message, TEXT_LIMIT),
+            "nextAction": _next_blind(Refused(message)),
+        }
+    )
 
 
-def moment(seconds: float | None) -> datetime | None:
-    """UNIX seconds as a time in UTC, to the second: what is written is what is read back."""
-    return None if seconds is None else datetime.fromtimestamp(int(seconds), UTC)
+def differs_materially(old: RunStatus | None, new: RunStatus) -> bool:
+    """Whether `new` is to be written at once; otherwise it may wait, and if nothing differs at all, for ever."""
+    if old is None or any(getattr(old, name) != getattr(new, name) for name in MATERIAL):
+        return True
+    return _states(old) != _states(new)
+
+
+# -- inside
+
+
+def _states(status: RunStatus) -> set[tuple[str, str, str, int]]:
+    return {(c.type, c.status, c.reason, c.observed_generation) for c in status.conditions}
+
+
+def _has_ended(status: RunStatus, generation: int) -> bool:
+    return status.observed_generation == generation and any(
+        condition.type == "Finished" and condition.status == "True" for condition in status.conditions
+    )
+
+
+def _next_blind(decision: Refused | Freeze) -> str:
+    if isinstance(decision, Refused):
+        return "nothing, until the request is corrected"
+    return f"ask {' and '.join(decision.sources)} again; nothing is changed meanwhile"
+
+
+def _facts(run: TrainingRun, o: Observation, previous: RunStatus | None, now: float) -> dict[str, Any]:
+    """What the run directory says, in the names of the status."""
+    start = o.current_start
+    progress = start.progress if start else None
+    plan = o.spec.plan if o.spec else None
+    return {
+        "step": max(progress.step or 0 if progress else 0, o.committed_step),
+        "committedStep": o.committed_step,
+        "lastCommitTime": _last_commit(o.committed_step, previous, now),
+        "plan": _plan(plan.device_type, plan.slices) if plan else None,
+        "perDeviceBatch": plan.per_device_batch if plan else None,
+        "attempt": o.attempt,
+        "start": o.head.start if o.head else 0,
+        "preemptions": sum(ending.cause == "preempted" for ending in o.endings),
+        "fingerprint": o.recorded.fingerprint if o.recorded else o.recipe.fingerprint(),
+        "endings": tuple(_ending(ending) for ending in o.endings[-ENDINGS_KEPT:]),
+    }
+
+
+def _last_known(previous: RunStatus | None) -> dict[str, Any]:
+    """The same from the last status, where nothing could be read."""
+    if previous is None:
+        return {}
+    fields = RunStatus.model_fields
+    names = set(fields) - {"observed_generation", "conditions", "message", "next_action", "next_action_time"}
+    return {str(fields[name].alias): getattr(previous, name) for name in names}
+
+
+def _last_commit(committed: int, previous: RunStatus | None, now: float) -> Time | None:
+    """When the commit was seen first; not known of one that was there before us."""
+    if committed == 0 or previous is None or previous.committed_step is None:
+        return None
+    return previous.last_commit_time if previous.committed_step == committed else moment(now)
+
+
+def _plan(device_type: str, slices: int) -> str:
+    """Without spaces, for a column."""
+    return device_type if slices == 1 else f"{slices}×{device_type}"
+
+
+def _ending(ending: Ending) -> EndingStatus:
+    said = next((fact.value for fact in ending.evidence if fact.field == "reason"), None)
+    if said is None and ending.evidence:
+        fact = ending.evidence[0]
+        said = f"{fact.source}: {fact.field} = {fact.value}"
+    return EndingStatus.model_validate(
+        {
+            "attempt": ending.attempt,
+            "start": ending.start,
+            "cause": ending.cause,
+            "message": _cut(said or "no evidence was left", 256),
+            "time": moment(ending.ended),
+        }
+    )
+
+
+def _conditions(
+    said: Mapping[ConditionType, Said], generation: int, previous: RunStatus | None, now: float
+) -> tuple[Condition, ...]:
+    """The time of a transition moves with the status of its condition, and with nothing else."""
+    before = {condition.type: condition for condition in previous.conditions} if previous else {}
+
+    def since(kind: ConditionType) -> Any:
+        old = before.get(kind)
+        return old.last_transition_time if old is not None and old.status == said[kind].status else moment(now)
+
+    return tuple(
+        Condition.model_validate(
+            {
+                "type": kind,
+                "status": said[kind].status,
+                "observedGeneration": generation,
+                "lastTransitionTime": since(kind),
+                "reason": said[kind].reason,
+                "message": _cut(said[kind].message, CONDITION_TEXT_LIMIT),
+            }
+        )
+        for kind in CONDITIONS
+    )
+
+
+def _steady(due: float | None, previous: RunStatus | None) -> Time | None:
+    """A due time is computed again at each look; unless it really moved, it stays as it was written."""
+    new, old = moment(due), previous.next_action_time if previous else None
+    return old if new and old and abs((new - old).total_seconds()) < STEADY_SECONDS else new
+
+
+def _cut(text: str, limit: int) -> str:
+    flat = " ".join(text.split())
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
