@@ -1,0 +1,117 @@
+"""What is not known is not dead: no API server, a silent one, hosts that are cut off with their processes alive.
+
+Rules 3 and 6 on a real control plane.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.lab import faults
+from tests.lab.api import Api
+from tests.lab.lab import Lab, running
+from tests.lab.queues import install_queue
+from tests.support.lab_objects import JOBSETS, wait
+from tests.support.operated import AppliedRun, OperatorProcess, install_crd, operator
+from trainer.errors import ExitCode
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+UPPER = "tpu7x-2x2x2"
+OUTAGE_SECONDS = 30.0
+EVERY = {"everySteps": 20}
+
+
+@pytest.fixture
+def keeper(lab: Lab, api: Api, tmp_path: Path) -> Iterator[OperatorProcess]:
+    install_crd(lab)
+    install_queue(api, {UPPER: 16, "v5p-2x2x1": 4})
+    with operator(lab, tmp_path / "operator", ["default"]) as one:
+        yield one
+        for run in api.items("/apis/untildone.dev/v1alpha1/namespaces/default/trainingruns"):
+            api.delete(f"/apis/untildone.dev/v1alpha1/namespaces/default/trainingruns/{run['metadata']['name']}")
+    for owner in api.items(JOBSETS):
+        api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
+    wait("no pods are left", lambda: not api.items("/api/v1/namespaces/default/pods"), 60)
+    install_queue(api, {UPPER: 8, "v5p-2x2x1": 4})
+
+
+@pytest.mark.parametrize("how", ["killed", "silent"])
+def test_without_an_api_server_nothing_is_decided_and_training_goes_on(
+    lab: Lab, keeper: OperatorProcess, tmp_path: Path, how: str
+) -> None:
+    run = AppliedRun.apply(lab, f"outage-{how}", tmp_path / "cache", target=100_000, checkpoint=EVERY)
+    run.until_step(20)
+    (owner,) = run.jobsets
+    pods = {pod["metadata"]["uid"] for pod in run.pods}
+    (server,) = (pid for pid, name in running(lab.folder).items() if name == "kube-apiserver")
+    step = run.committed
+    if how == "killed":
+        lab.stop_processes("kube-apiserver")
+    else:
+        os.kill(server, signal.SIGSTOP)  # connections stay open, and nothing comes any more
+    try:
+        time.sleep(OUTAGE_SECONDS if how == "killed" else OUTAGE_SECONDS + 10)
+        assert run.committed > step, "the trainers need no API server"
+        assert "TruthUnknown" in keeper.told()
+    finally:
+        if how == "killed":
+            lab.start_processes("kube-apiserver")
+        else:
+            os.kill(server, signal.SIGCONT)
+    run.until("the truth is known again", lambda: run.word in ("Training", "Saving"), 60)
+    step = run.committed
+    run.until_step(step + 20)
+    (again,) = run.jobsets
+    assert again["metadata"]["uid"] == owner["metadata"]["uid"]
+    assert {pod["metadata"]["uid"] for pod in run.pods} == pods
+    assert run.endings() == []
+    assert run.status["attempt"] == 1
+
+
+def test_what_is_left_on_a_host_that_is_cut_off_can_never_commit_again(
+    lab: Lab, api: Api, keeper: OperatorProcess, tmp_path: Path
+) -> None:
+    run = AppliedRun.apply(lab, "cut-off", tmp_path / "cache", target=100_000, checkpoint=EVERY)
+    run.until_step(20)
+    old = run.pods
+    nodes = sorted({pod["spec"]["nodeName"] for pod in old})
+    for node in nodes:
+        faults.command(lab.ports["nodes"], "partition", node=node)
+    try:
+        wait("the nodes are not ready", lambda: not any(ready(api, node) for node in nodes))
+        step = run.committed
+        run.until("the processes there train on", lambda: run.committed > step, 30)
+        # They are left alone while they do. Until Kueue's patience for a gang that is not ready ends.
+        run.until("another attempt claims", lambda: (h := run.records.head()).attempt == 2 and h.start >= 1, 240)
+        claimed = run.records.head()
+        run.until("it commits", lambda: (c := run.records.head().commit) is not None and c.attempt == 2, 120)
+        codes = run.until("the old processes found themselves fenced", lambda: exit_codes(run, claimed.attempt - 1), 60)
+        assert ExitCode.FENCED in codes, codes
+    finally:
+        for node in nodes:
+            faults.command(lab.ports["nodes"], "heal", node=node)
+    attempts = [record.ref.attempt for record in reversed(run.records.lineage())]
+    assert attempts == sorted(attempts), "an older attempt committed after a newer one"
+    assert run.endings()[0][0] == 1
+    run.patch(suspend=True)
+    run.until_status("Suspended", 120)
+    run.verified()
+
+
+def exit_codes(run: AppliedRun, attempt: int) -> set[int]:
+    """Codes of the exit records of an attempt's starts."""
+    rundir, found = run.records.rundir(), set()
+    for start in range(1, 4):
+        record = rundir.read_exit(attempt, start)
+        if record is not None:
+            found.add(record.code)
+    return found
+
+
+def ready(api: Api, node: str) -> bool:
+    conditions = api.get(f"/api/v1/nodes/{node}")["status"]["conditions"]
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
