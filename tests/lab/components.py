@@ -77,6 +77,10 @@ def _apiserver(binaries: Path, folder: Path, ports: dict[str, int]) -> Process:
         f"--client-ca-file={pki / 'ca.crt'}",
         f"--token-auth-file={folder / 'tokens.csv'}",
         "--authorization-mode=RBAC,Node",
+        # Some clusters ask that whoever names a blocking owner may change the owner's finalizers.
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
+        f"--audit-policy-file={_audit_policy(folder)}",
+        f"--audit-log-path={folder / 'logs' / 'audit.log'}",
         "--endpoint-reconciler-type=none",
         f"--service-cluster-ip-range={SERVICE_RANGE}",
         "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
@@ -96,6 +100,19 @@ def _apiserver(binaries: Path, folder: Path, ports: dict[str, int]) -> Process:
         "--allow-privileged=true",
     ]
     return Process("kube-apiserver", command, f"https://127.0.0.1:{port}/readyz")
+
+
+def _audit_policy(folder: Path) -> Path:
+    """Each call of a service account is a line of logs/audit.log: what a pod asked for, and whether it was allowed."""
+    policy = {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}],
+    }
+    path = folder / "audit.json"
+    path.write_text(json.dumps(policy, indent=1))
+    return path
 
 
 def _controller_manager(binaries: Path, folder: Path, ports: dict[str, int]) -> Process:
