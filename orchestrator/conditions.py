@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from orchestrator.api import TrainingRun
 from orchestrator.budgets import account
-from orchestrator.decisions import Decision, Done, Freeze, GiveUp, Refused, StatusWord
+from orchestrator.decisions import Decision, Done, Freeze, GiveUp, OwnedByOther, Refused, StatusWord
 from orchestrator.observation import RUN_DIRECTORY, Observation
 from orchestrator.planning import settings
 from orchestrator.programs import is_new
@@ -36,7 +36,7 @@ def conditions_of(
 ) -> Mapping[ConditionType, Said]:
     """All conditions. `word` and `what` are those of explain.py; `o` is None where the run was not looked at."""
     said: dict[ConditionType, Said] = {
-        "Ready": _ready(decision, word, what),
+        "Ready": _ready(o, decision, word, what),
         "Succeeded": Said(_outcome(decision), word, what),
         "Finished": _finished(decision, word, what),
         "Suspended": _suspended(run, decision, word, what),
@@ -74,14 +74,20 @@ def seen(o: Observation) -> bool:
 # -- inside
 
 
-def _ready(decision: Decision, word: StatusWord, what: str) -> Said:
+def _ready(o: Observation | None, decision: Decision, word: StatusWord, what: str) -> Said:
     match decision:
+        case OwnedByOther():
+            return Said("False", "OwnedByOther", what)
         case Refused() | GiveUp():
             return Said("False", word, what)
+        case OwnedByOther():
+            return Said("False", "OwnedByOther", what)
         case Freeze():
             return Said("Unknown", word, what)
         case Done():
             return Said("True", word, what)
+        case _ if o is None:
+            return Said("Unknown", "Preparing", what)
         case _:
             return Said("True", "UnderControl", "the spec is accepted, and the run is looked after")
 
@@ -112,7 +118,7 @@ def _suspended(run: TrainingRun, decision: Decision, word: StatusWord, what: str
         return Said("True", "Suspended", f"{reason} ({what})" if reason else what)
     if isinstance(decision, (Done, GiveUp)) or not run.spec.suspend:
         return Said("False", "NotSuspended", "spec.suspend is false" if not run.spec.suspend else what)
-    if isinstance(decision, (Freeze, Refused)):
+    if isinstance(decision, (Freeze, Refused, OwnedByOther)):
         return Said("Unknown", word, what)
     return Said("False", "Stopping", f"spec.suspend is true; it takes effect after what is being done now: {what}")
 
@@ -121,6 +127,8 @@ def _stalled(run: TrainingRun, o: Observation | None, decision: Decision, word: 
     match decision:
         case Refused() | GiveUp():
             return Said("True", word, what)
+        case OwnedByOther():
+            return Said("True", "OwnedByOther", what)
         case Freeze():
             return Said("Unknown", word, what)
         case Done():
@@ -144,7 +152,7 @@ def _reconciling(run: TrainingRun, o: Observation | None, decision: Decision, wo
     match decision:
         case Freeze():
             return Said("Unknown", word, what)
-        case Refused() | GiveUp() | Done():
+        case Refused() | OwnedByOther() | GiveUp() | Done():
             return Said("False", word, what)
     if o is None:
         return Said("True", word, what)
@@ -154,7 +162,7 @@ def _reconciling(run: TrainingRun, o: Observation | None, decision: Decision, wo
         return Said("False", "Applied", "the spec is applied: the run is stopped")
     if run.spec.suspend:
         return Said("True", "Stopping", what)
-    if o.head is None or (o.attempt == 1 and o.submitted is None):
+    if o.head is None or (o.attempt == 1 and o.gang is None and o.submitted is None):
         return Said("True", "Starting", what)
     assert o.spec is not None
     if o.rung is None or is_new(o) or o.spec.settings.target_step > run.spec.target_step:

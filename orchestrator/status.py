@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.api import TrainingRun
 from orchestrator.conditions import Said, conditions_of, refused_conditions, seen
-from orchestrator.decisions import Decision, Freeze, Refused, StatusWord
+from orchestrator.decisions import Decision, Freeze, Refused, StatusWord, Wait
 from orchestrator.explain import explanation, status_word
 from orchestrator.observation import Observation
 from orchestrator.status_model import (
@@ -48,7 +48,7 @@ def status_of(
 ) -> RunStatus:
     """The status after `decision` was taken on `observation`. `now` is UNIX seconds.
 
-    `observation` is None where a Refused or Freeze was decided before the run could be looked at. `previous` is the
+    `observation` is None where a Refused, Freeze or Wait was decided before the run could be looked at. `previous` is the
     status that the object has. A run that has ended stays so while its truth cannot be read: an end is for good, as
     long as the spec is the same.
     """
@@ -56,8 +56,10 @@ def status_of(
     if isinstance(decision, Freeze) and previous is not None and _has_ended(previous, generation):
         return previous
     if observation is None:
-        assert isinstance(decision, (Refused, Freeze)), "nothing else is decided blindly"
+        assert isinstance(decision, (Refused, Freeze, Wait)), "nothing else is decided blindly"
         word: StatusWord = "Refused" if isinstance(decision, Refused) else "TruthUnknown"
+        if isinstance(decision, Wait):
+            word = decision.word
         what, next_action = decision.message, _next_blind(decision)
         next_at = decision.until if isinstance(decision, Freeze) else None
         facts = _last_known(previous)
@@ -114,7 +116,9 @@ def _has_ended(status: RunStatus, generation: int) -> bool:
     )
 
 
-def _next_blind(decision: Refused | Freeze) -> str:
+def _next_blind(decision: Refused | Freeze | Wait) -> str:
+    if isinstance(decision, Wait):
+        return "look at the run directory and the cluster"
     if isinstance(decision, Refused):
         return "nothing, until the request is corrected"
     return f"ask {' and '.join(decision.sources)} again; nothing is changed meanwhile"

@@ -33,7 +33,7 @@ def places(run: TrainingRun) -> Iterator[tuple[str, str]]:
     spec = run.spec
     yield "spec.runDirectory", spec.run_directory
     yield "spec.data.root", spec.data.root
-    if spec.compile_cache is not None:
+    if spec.compile_cache is not None and "://" in spec.compile_cache:  # else it is in the pod's own file system
         yield "spec.compileCache", spec.compile_cache
     if spec.init_from is not None:
         if spec.init_from.run is not None:
