@@ -1,7 +1,7 @@
 # make demo   sets up everything, then shows a real run survive every kind of interruption
 # make test   sets up everything, then runs all checks and tests
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast check format bench bench-maxtext lab lab-down manifests lock clean
+.PHONY: help env demo test test-fast check format bench bench-maxtext lab lab-demo lab-down manifests lock clean
 
 RUN := .venv/bin/python
 export PYTHONUNBUFFERED := 1
@@ -39,6 +39,9 @@ bench-maxtext: env  ## installs MaxText beside us and compares step time and sta
 
 lab: env  ## a real Kubernetes control plane with TPU nodes on this machine (first build: about 10 minutes)
 	@$(RUN) -m tests.lab.build && $(RUN) -m tests.lab.up
+
+lab-demo: env  ## the whole product on the lab: chart, run, preemption, shrinking, a dead host, proof
+	@$(RUN) -m tests.lab.build && $(RUN) -m tests.lab.demo
 
 lab-down: env  ## stop the lab
 	@$(RUN) -m tests.lab.down

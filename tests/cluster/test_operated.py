@@ -11,7 +11,7 @@ import pytest
 from tests.lab import faults
 from tests.lab.api import Api
 from tests.lab.lab import Lab
-from tests.lab.queues import cluster_queue, install_queue
+from tests.lab.queues import cluster_queue, cut, install_queue
 from tests.support.lab_objects import JOBSETS, jobset, wait
 from tests.support.operated import (
     AppliedRun,
@@ -104,17 +104,13 @@ def test_preempted_and_admitted_again_in_its_place(
     run.verified()
 
 
-def test_capacity_shrinks_and_comes_back(
-    lab: Lab, api: Api, keeper: OperatorProcess, cache: Path, tmp_path: Path
-) -> None:
+def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorProcess, cache: Path) -> None:
     ladder = [{"deviceType": UPPER, "waitInQueue": "3s"}, {"deviceType": LOWER, "waitInQueue": "3s"}]
     run = AppliedRun.apply(
         lab, "shrinking", cache, target=4000, checkpoint=EVERY, ladder=ladder, goUp={"after": "3s", "every": "1s"}
     )
     run.until_step(20)
-    api.apply(cluster_queue("tpus", {UPPER: 0, LOWER: 4}))
-    api.create(jobset("high", "high", tmp_path / "high"))  # takes what is admitted: quota alone evicts nobody
-    api.delete(f"{JOBSETS}/high")
+    cut(api, {UPPER: 0, LOWER: 4})
     run.until("it trains on the other generation", lambda: run.status.get("plan") == LOWER and run.word == "Training")
     assert run.condition("Degraded")["status"] == "True"
     before = run.committed

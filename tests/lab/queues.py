@@ -1,5 +1,7 @@
 """Kueue objects for the lab: one flavor per device type, one cluster queue, local queues, priorities."""
 
+import time
+
 from tests.lab.api import Api, Object
 from trainer.hardware import device_type
 
@@ -49,3 +51,14 @@ def _flavor(device: str) -> Object:
     toleration = {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}
     spec = {"nodeLabels": labels, "tolerations": [toleration]}
     return {"apiVersion": KUEUE, "kind": "ResourceFlavor", "metadata": {"name": kind.name}, "spec": spec}
+
+
+def cut(api: Api, quotas: dict[str, int], name: str = "tpus", seconds: float = 30.0) -> None:
+    """Set the quotas of a queue and take away what it holds: Kueue itself evicts nobody because a quota was cut."""
+    path = f"/apis/kueue.x-k8s.io/v1beta2/clusterqueues/{name}"
+    api.apply(cluster_queue(name, quotas))
+    api.patch(path, {"spec": {"stopPolicy": "HoldAndDrain"}})
+    deadline = time.monotonic() + seconds
+    while api.get(path).get("status", {}).get("admittedWorkloads") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    api.patch(path, {"spec": {"stopPolicy": "None"}})
