@@ -143,30 +143,22 @@ class Reflector:
             self._forget((namespace, name))
         self._tell(old, None)
 
-    def refresh(self, selector: str) -> None:
-        """Ask the API server now about the objects with these labels. Raises ClusterUnavailable."""
+    def refresh(self, selector: str, index: Key) -> None:
+        """Ask the API server now about the objects with these labels: all there are under this index.
+
+        Raises ClusterUnavailable.
+        """
         try:
             answer = self._api.request("GET", self._path, query={"labelSelector": selector})
         except ApiError as error:
             raise ClusterUnavailable(self._refusal(error, "list")) from error
-        for item in answer.get("items") or []:
+        found = answer.get("items") or []
+        for item in found:
             self.put(item)
-
-    def read(self, name: str, namespace: str) -> Object | None:
-        """Ask the API server now about one object. Raises ClusterUnavailable."""
-        path = f"{self.kind.path(namespace)}/{name}"
-        try:
-            found = self._api.request("GET", path)
-        except ApiError as error:
-            if error.status == 404 and error.details.get("name") == name:
-                with self._lock:
-                    old = self._objects.get((namespace, name))
-                if old is not None:
-                    self.drop(name, namespace, old["metadata"]["uid"])
-                return None
-            raise ClusterUnavailable(self._refusal(error, "get")) from error
-        self.put(found)
-        return found
+        present, version = {_key(item) for item in found}, int(answer["metadata"]["resourceVersion"])
+        for old in self.indexed(index):
+            if _key(old) not in present and _version(old) <= version:
+                self.drop(old["metadata"]["name"], old["metadata"].get("namespace", ""), old["metadata"]["uid"])
 
     # -- the thread
 
@@ -182,8 +174,9 @@ class Reflector:
                 if self._clock() - began > BACKOFF_MAX_SECONDS:
                     pause = BACKOFF_SECONDS
             except ApiError as error:
-                self._failed(self._refusal(error, "list, watch"), forbidden=error.status == 403)
-                pause = FORBIDDEN_SECONDS if error.status == 403 else BACKOFF_MAX_SECONDS
+                if error.status != 410:  # a list of several pages whose snapshot is too old by now
+                    self._failed(self._refusal(error, "list, watch"), forbidden=error.status == 403)
+                    pause = FORBIDDEN_SECONDS if error.status == 403 else BACKOFF_MAX_SECONDS
             except ClusterUnavailable as error:
                 if self._clock() - began > WATCH_SECONDS:
                     pause = BACKOFF_SECONDS
