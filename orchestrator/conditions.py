@@ -44,7 +44,8 @@ def conditions_of(
         "Reconciling": _reconciling(run, o, decision, word, what),
     }
     if o is None or not seen(o) or o.view is None:
-        unseen = Said("Unknown", word, what)
+        # An end is only said when nothing of the run is left, whether or not the cluster answers now.
+        unseen = Said("False" if isinstance(decision, (Done, GiveUp)) else "Unknown", word, what)
         said |= {"Admitted": unseen, "Training": unseen, "Degraded": unseen}
     else:
         said["Admitted"] = _admitted(o, word, what)

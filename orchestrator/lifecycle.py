@@ -298,8 +298,9 @@ def _next_attempt(run: TrainingRun, o: Observation, now: float) -> Decision:
         return _suspended()
     books = account(o.endings, o.committed_step)
     rest = 0.0
-    if books.needs_pause:
-        rest = pause(run.spec.backoff, books.failures, run.name, o.attempt) - o.marks.get(over_mark(o), NEVER).seconds
+    if books.needs_pause and books.last is not None:
+        full = pause(run.spec.backoff.of(books.last.cause), books.failures, run.name, o.attempt)
+        rest = full - o.marks.get(over_mark(o), NEVER).seconds
     if rest > 0 and books.last is not None:
         what = f"attempt {o.attempt} ended ({books.last.cause}{_said(books.last)})"
         what += f", failure {books.failures} since the last commit"
