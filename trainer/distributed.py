@@ -96,16 +96,19 @@ class Gang:
             threading.Thread(target=self._listen, args=(on_stop,), name="gang", daemon=True).start()
 
     def _listen(self, on_stop: Callable[[int, str], None]) -> None:
+        text = self.wait_for(_STOP)
+        if text is not None and (said := json.loads(text))["rank"] != self.rank:
+            on_stop(said["code"], f"process {said['rank']}: {said['reason']}")
+
+    def wait_for(self, key: str) -> str | None:
+        """The value of `key`, however long that takes; None once this process is leaving. For threads that listen."""
         while not self._ended.is_set():
             try:
-                said = json.loads(self.get(_STOP, 3600))
+                return self.get(key, 3600)
             except Exception:
                 if self._ended.wait(0.2):
-                    return
-                continue
-            if said["rank"] != self.rank:
-                on_stop(said["code"], f"process {said['rank']}: {said['reason']}")
-            return
+                    break
+        return None
 
     def stop(self, code: int, reason: str) -> None:
         """Tell the others to end with `code`; the first to say so wins."""

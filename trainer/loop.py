@@ -19,6 +19,7 @@ from trainer.evaluate import HeldOut, due, write_result
 from trainer.log import log
 from trainer.progress import Monitor
 from trainer.recipe import Recipe
+from trainer.requests import Agreement
 from trainer.rundir.records import CommitRef, StepLine
 from trainer.rundir.rundir import RunDirectory
 from trainer.settings import Settings
@@ -43,6 +44,7 @@ class Loop:
     held_out: Callable[[Any], HeldOut]
     digest: Callable[[Any], dict[str, int]]
     sync_point: Callable[[int], bool]
+    agreement: Agreement
     committer: Committer
     monitor: Monitor
     watchdog: Watchdog
@@ -68,13 +70,14 @@ class Loop:
             self._look()
             self._pending = (self.step, metrics)
             stopping = self.sync_point(self.step)
+            asked = self.agreement.reached(self.step)
             if self.step == target:
                 self._look()
                 return self._finish()
             if stopping:
                 self._look()
                 return self._preempted()
-            if self.step % self.settings.commit_every == 0:
+            if asked or self.step % self.settings.commit_every == 0:
                 self._look()
                 self._commit()
         raise AssertionError("the loader ended; epochs follow one another without end")
@@ -140,7 +143,7 @@ class Loop:
         self.monitor.enter("Saving")
         self.watchdog.beat(f"the save of step {self.step}")
         self.committer.begin(self._ref(), self.state, self.digest(self.state), gate)
-        self._begun = self.step
+        self._begun = self.agreement.begun = self.step
         self.watchdog.beat(f"step {self.step + 1}")
 
     def _commit(self) -> None:

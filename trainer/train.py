@@ -19,6 +19,7 @@ from trainer.hardware import device_type
 from trainer.log import log
 from trainer.progress import Monitor, PhaseClock
 from trainer.recipe import Recipe
+from trainer.requests import Agreement, Requests
 from trainer.rundir.claims import Claim
 from trainer.rundir.records import AttemptSpec, CommitRecord, ExitRecord, Progress, StartRecord
 from trainer.rundir.rundir import RunDirectory
@@ -50,6 +51,7 @@ class Process:
         self.start: int | None = None
         self.monitor: Monitor | None = None
         self.steplog: StepLog | None = None
+        self.requests: Requests | None = None
         self.stacks: bytes = b""
         # In this order: why we end is on record before the others hear of it, and they are gone before we are.
         for name, hook in (
@@ -57,6 +59,7 @@ class Process:
             ("exit record", self._record_exit),
             ("gang", self._tell_peers),
             ("step log", self._flush_log),
+            ("requests", self._answer_requests),
             ("progress", self._last_progress),
             ("peers", self._await_peers),
         ):
@@ -117,6 +120,8 @@ class Process:
         claim, record = self._claim(rundir, gang)
         watchdog.beat("restoring")
         committed = record.ref.step if record else 0
+        agreement = Agreement(committed)
+        self.requests = Requests(claim, rundir, gang, agreement) if claim is not None else None
         if committed >= settings.target_step:
             monitor.committed_step = monitor.step = committed
             monitor.enter("Done")
@@ -150,6 +155,8 @@ class Process:
             monitor=monitor,
             watchdog=watchdog,
             steplog=self.steplog,
+            agreement=agreement,
+            requests=self.requests,
             start=self.start or 0,
             mix=mix,
             held_out=held_out,
@@ -272,6 +279,11 @@ class Process:
     def _await_peers(self, end: End) -> None:
         if self.gang is not None and end.code != PEER_LOST:
             self.gang.leave()
+
+    def _answer_requests(self, end: End) -> None:
+        """Whoever asked for a commit while the last one was made."""
+        if self.requests is not None and end.code != ExitCode.FENCED:
+            self.requests.look()
 
     def _flush_log(self, end: End) -> None:
         if self.steplog is not None and end.code != ExitCode.FENCED:

@@ -19,6 +19,7 @@ from trainer.log import log
 from trainer.loop import Loop
 from trainer.progress import Monitor
 from trainer.recipe import Model, Recipe
+from trainer.requests import Agreement, Requests, follow
 from trainer.restore import Restored, Restorer
 from trainer.rundir.claims import Claim
 from trainer.rundir.records import AttemptSpec, CommitRecord, CommitRef
@@ -30,7 +31,7 @@ from trainer.watchdog import Watchdog
 
 @dataclass
 class Training:
-    """Everything a claimed start has in hand. Rank 0 alone has a claim and a step log."""
+    """Everything a claimed start has in hand. Rank 0 alone has a claim, a step log and requests."""
 
     environment: GangEnvironment
     spec: AttemptSpec
@@ -44,6 +45,8 @@ class Training:
     monitor: Monitor
     watchdog: Watchdog
     steplog: StepLog | None
+    agreement: Agreement
+    requests: Requests | None
     start: int
     mix: Mix
     held_out: Mix | None
@@ -66,6 +69,7 @@ class Training:
         self.watchdog.beat("compiling")
         commit = restored.commit.ref if restored.commit else None
         self.monitor.step, self.monitor.committed_step = restored.step, commit.step if commit else 0
+        self._hear_requests(restored.step)
         self.monitor.enter("Compiling")
         train_step = compilation.result()
         self._describe(restored)
@@ -103,6 +107,7 @@ class Training:
                 held_out=self._evaluate,
                 digest=state_digest,
                 sync_point=multihost_utils.reached_preemption_sync_point,
+                agreement=self.agreement,
                 committer=committer,
                 monitor=self.monitor,
                 watchdog=self.watchdog,
@@ -113,6 +118,14 @@ class Training:
                 * self.recipe.sequence_length,
             )
             return loop.run()
+
+    def _hear_requests(self, step: int) -> None:
+        """Take part in commits that somebody asks for, from `step` on."""
+        self.agreement.step = step
+        if self.requests is not None:
+            self.requests.start(self.spec.settings.progress_seconds, self.departure)
+        else:
+            follow(self.gang, self.agreement, self.departure)
 
     def _on_devices(self, loader: Loader) -> Iterator[tuple[int, Any]]:
         from trainer.sharding import put_batch
@@ -151,6 +164,8 @@ class Training:
     def _committed(self, ref: CommitRef) -> None:
         if self.gang.rank == 0:
             self.monitor.committed_step = ref.step
+            if self.requests is not None:
+                self.requests.committed()
             log().info("committed", step=ref.step, start=f"{ref.attempt}.{ref.start}")
 
     def _describe(self, restored: Restored) -> None:
