@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from typing import Any, Self
+from typing import Any, Self, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -66,14 +66,17 @@ def _got(value: Any, limit: int = 60) -> str:
 def _fields_at(model: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
     """Names (aliases first) of the fields of the model that `path` leads to."""
     current: Any = model
+    in_mapping = False
     for part in path:
-        if isinstance(part, int):
+        if isinstance(part, int) or in_mapping:  # an index of a list, a key of a mapping
+            in_mapping = False
             continue
         fields = getattr(current, "model_fields", {})
         match = next((f for n, f in fields.items() if part in (n, f.alias)), None)
         if match is None:
             return []
         current = _model_in(match.annotation)
+        in_mapping = get_origin(match.annotation) is dict
     return [f.alias or n for n, f in getattr(current, "model_fields", {}).items()]
 
 
