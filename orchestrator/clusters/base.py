@@ -104,8 +104,11 @@ class GangRequest:
 class Cluster(Protocol):
     """Carries out. Every call is idempotent; every call may raise ClusterUnavailable."""
 
-    uid: str
-    namespace: str
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def namespace(self) -> str: ...
 
     def check(self, run: TrainingRun) -> None:
         """Raises ConfigurationError when `run` asks for what this cluster cannot give. Touches nothing."""

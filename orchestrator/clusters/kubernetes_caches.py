@@ -65,7 +65,12 @@ class Caches:
         self.memories = Memories(self._node_of)
         self._scopes: tuple[str | None, ...] = tuple(sorted(set(namespaces))) if namespaces is not None else (None,)
         self._on_change = on_change
-        handlers: dict[Kind, Change] = {JOBSETS: self._jobset, PODS: self._pod, WORKLOADS: self._workload, NODES: self._node}
+        handlers: dict[Kind, Change] = {
+            JOBSETS: self._jobset,
+            PODS: self._pod,
+            WORKLOADS: self._workload,
+            NODES: self._node,
+        }
         self._reflectors: dict[tuple[Kind, str | None], Reflector] = {}
         for kind in (*REQUIRED, *OPTIONAL):
             for scope in self._scopes if kind.namespaced else (None,):
@@ -79,7 +84,7 @@ class Caches:
     def wait(self, seconds: float) -> bool:
         """Whether everything has been read, or refused, once within so long."""
         deadline = time.monotonic() + seconds
-        return all([r.wait(max(0.0, deadline - time.monotonic())) for r in self._reflectors.values()])
+        return all(r.wait(max(0.0, deadline - time.monotonic())) for r in self._reflectors.values())
 
     def stop(self) -> None:
         for reflector in self._reflectors.values():

@@ -164,7 +164,11 @@ def _why_waiting(facts: Facts) -> str:
             parts.append(f"Kueue tries again at {again}")
     else:
         checks = workload["status"].get("admissionChecks") or ()
-        parts += [f"admission check {c['name']} is {c['state']}: {c.get('message', '')}" for c in checks if c["state"] != "Ready"]
+        parts += [
+            f"admission check {c['name']} is {c['state']}: {c.get('message', '')}"
+            for c in checks
+            if c["state"] != "Ready"
+        ]
     return "; ".join(parts) or "Kueue has not looked at it yet"
 
 
@@ -181,7 +185,8 @@ def _admissions(facts: Facts) -> tuple[tuple[Admission, ...], bool]:
     found: list[Admission] = []
     for which in sorted({*groups, *(w for w in (live, closing) if w is not None)}):
         pods = groups.get(which, [])
-        running = not all(is_over(p, facts.nodes) for p in pods) or (which == closing and not facts.suspended)
+        stopping = which == closing and not facts.terminal and not facts.suspended
+        running = stopping or not all(is_over(p, facts.nodes) for p in pods)
         if which == live or running:
             found.append(_admission(facts, which, pods, shape, groups, over=False))
             return tuple(found), which != live and facts.jobset is not None
@@ -201,9 +206,12 @@ def _live(facts: Facts) -> AdmissionId | None:
 
 
 def _closing(facts: Facts) -> AdmissionId | None:
-    """The admission that the eviction in force ended. A Workload can be evicted that was never admitted."""
-    if not facts.evicted or facts.terminal:
-        return None
+    """The admission that the eviction in force ended, or the end of the whole JobSet.
+
+    A Workload can be evicted that was never admitted: a person deactivates it in the queue.
+    """
+    if not facts.evicted:
+        return (evictions(facts.workload), facts.restarts) if facts.terminal else None
     admitted, evicted = condition(facts.workload, "Admitted"), since(facts.workload, "Evicted")
     changed = since(facts.workload, "Admitted")
     if admitted.get("status") == "True" or (changed is not None and evicted is not None and changed >= evicted):
@@ -228,8 +236,8 @@ def _admission(
     first = (epoch, restart - 1) not in groups  # as far as we have seen, Kueue brought it up, not JobSet
     ended = None
     if over:
-        at = [end.time for end in ends] or [facts.past.evicted_at.get(epoch), since(facts.jobset, "Failed"), since(facts.jobset, "Completed")]
-        ended = max((t for t in at if t), default=0.0)
+        said_so = (facts.past.evicted_at.get(epoch), since(facts.jobset, "Failed"), since(facts.jobset, "Completed"))
+        ended = max([end.time for end in ends] or [t for t in said_so if t is not None], default=0.0)
     return Admission(
         key=key_of(facts.workload, which),
         restart_attempt=restart,
@@ -275,7 +283,9 @@ def _queue_signals(
         return ()  # one of several reasons, and nobody knows which
     name = facts.workload["metadata"]["name"]
     return (
-        Evidence(source=f"Workload {name}", field="schedulingStats", value=f"{reasons.pop()}: {count} evictions in all"),
+        Evidence(
+            source=f"Workload {name}", field="schedulingStats", value=f"{reasons.pop()}: {count} evictions in all"
+        ),
     )
 
 

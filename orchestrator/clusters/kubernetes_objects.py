@@ -142,9 +142,7 @@ def prune_workload(obj: Object) -> Object | None:
     owners = obj["metadata"].get("ownerReferences") or ()
     if not any(owner.get("kind") == "JobSet" for owner in owners):
         return None
-    status = _only(
-        obj.get("status"), "conditions", "admission", "schedulingStats", "requeueState", "admissionChecks"
-    )
+    status = _only(obj.get("status"), "conditions", "admission", "schedulingStats", "requeueState", "admissionChecks")
     return {
         "metadata": _metadata(obj),
         "spec": _only(obj.get("spec"), "active", "queueName", "priority"),

@@ -39,7 +39,9 @@ class Kind:
     def path(self, namespace: str | None) -> str:
         """Of the collection, in one namespace or in all."""
         root = f"/apis/{self.group_version}" if "/" in self.group_version else f"/api/{self.group_version}"
-        return f"{root}/namespaces/{namespace}/{self.plural}" if namespace and self.namespaced else f"{root}/{self.plural}"
+        return (
+            f"{root}/namespaces/{namespace}/{self.plural}" if namespace and self.namespaced else f"{root}/{self.plural}"
+        )
 
     @property
     def resource(self) -> str:
@@ -295,8 +297,6 @@ class Reflector:
         if error.status == 404:
             return f"the cluster does not know {self.kind.resource} {self.kind.group_version}: {error.message}"
         return f"{self.kind.resource}: {error}"
-
-
 
 
 def _key(obj: Object) -> Key:
