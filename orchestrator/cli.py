@@ -29,12 +29,20 @@ class Exit(IntEnum):
 # name -> (module, what it does); the function has the command's name with `_command` appended.
 COMMANDS = {
     "run": ("orchestrator.commands.run", "Keep a run going until its target step is committed."),
+    "resume-until-done": (
+        "orchestrator.commands.resume_until_done",
+        "The same for a run in a Kubernetes cluster, without an operator.",
+    ),
+    "operator": ("orchestrator.commands.operator", "Look after the TrainingRuns of a Kubernetes cluster."),
     "plan": ("orchestrator.commands.plan", "Show how the recipe is laid out on each rung of the ladder."),
     "status": ("orchestrator.commands.status", "List runs: status, step, plan, attempt, last commit."),
     "explain": ("orchestrator.commands.explain", "Say what a run is doing, why, and what happens next."),
     "verify": ("orchestrator.commands.verify", "Prove that nothing was read twice, skipped or changed."),
     "report": ("orchestrator.commands.report", "Write a one-page report with pictures and summary.json."),
-    "doctor": ("orchestrator.commands.doctor", "Check an installation in a cluster: kinds, rights, a working operator."),
+    "doctor": (
+        "orchestrator.commands.doctor",
+        "Check an installation in a cluster: kinds, rights, a working operator.",
+    ),
     "recover": ("orchestrator.commands.recover", "Write HEAD again when it is lost or unreadable."),
 }
 
@@ -49,7 +57,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(COMMANDS[cmd_name][0])
-        command = getattr(module, f"{cmd_name}_command")
+        command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
         return command
 

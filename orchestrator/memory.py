@@ -41,6 +41,10 @@ class Memory:
         self._held = dict.fromkeys(held, (now, 1)) | kept
         return {fact: Mark(count, now - since) for fact, (since, count) in self._held.items()}
 
+    def forget(self, facts: tuple[str, ...]) -> None:
+        """Facts whose names begin like this mean something else from now on."""
+        self._held = {fact: held for fact, held in self._held.items() if not fact.startswith(facts)}
+
 
 # Facts that must be seen in every observation in between to count.
 UNBROKEN = ("fits/", "stale/", "gone/")

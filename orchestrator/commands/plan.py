@@ -22,8 +22,8 @@ def plan_command(file: Path, devices: tuple[str, ...], slices: int, as_json: boo
     cluster.
     """
     from orchestrator.api import load_run
-    from orchestrator.preparing import load_recipe
     from orchestrator.planning import Rung, ladder, make_plan, plan_rows, shown
+    from orchestrator.preparing import load_recipe
     from trainer.hardware import device_type
 
     if slices > 1 and not devices:

@@ -1,16 +1,15 @@
 """Events of TrainingRuns. Whether one could be written never matters to the run."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 import structlog
 
-from orchestrator.api import API_VERSION, TrainingRun
+from orchestrator.api import API_VERSION
 from orchestrator.clusters.base import ClusterUnavailable
 from orchestrator.clusters.kubernetes_api import ApiError, Object
-from orchestrator.daemon import Look
-from orchestrator.operating.happenings import Happening, happenings, told_before
+from orchestrator.operating.happenings import Happening, Subject, told_before
 from orchestrator.operating.lease import Requests
 from orchestrator.status import RunStatus
 
@@ -21,53 +20,56 @@ class Teller:
     """Tells what happens to one run, each thing once. `written` is the status the run had when we found it."""
 
     def __init__(
-        self, api: Requests, instance: str, written: RunStatus | None, clock: Callable[[], float] = time.time
+        self,
+        api: Requests,
+        subject: Subject,
+        instance: str,
+        written: RunStatus | None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._api = api
+        self._subject = subject
         self._instance = instance
         self._written = written
         self._clock = clock
         self._told: set[str] = set()
-        self._log = structlog.get_logger()
+        self._log = structlog.get_logger().bind(run=subject.name, namespace=subject.namespace)
 
-    def tell(self, run: TrainingRun, look: Look) -> None:
-        """Write an Event for everything new in `look`. To be called before the status that shows it is written."""
-        for happening in happenings(run, look):
+    def tell(self, happenings: Iterable[Happening]) -> None:
+        """Write an Event for everything new. To be called before the status that shows it is written."""
+        for happening in happenings:
             if happening.what in self._told:
                 continue
             self._told.add(happening.what)
             if not told_before(happening, self._written):
-                self._write(run, happening)
+                self._write(happening)
 
-    def _write(self, run: TrainingRun, happening: Happening) -> None:
-        event = event_of(run, happening, self._instance, self._clock())
-        path = f"/api/v1/namespaces/{run.metadata.namespace}/events"
-        log = self._log.bind(run=run.name, namespace=run.metadata.namespace, reason=happening.reason)
+    def _write(self, happening: Happening) -> None:
+        event = event_of(self._subject, happening, self._instance, self._clock())
         try:
-            self._api.request("POST", path, event)
+            self._api.request("POST", f"/api/v1/namespaces/{self._subject.namespace}/events", event)
         except ApiError as error:
             if error.status != 409:  # 409: told already, by us before a restart or by another operator
-                log.warning("an event was refused", error=str(error))
+                self._log.warning("an event was refused", reason=happening.reason, error=str(error))
         except ClusterUnavailable as error:
-            log.info("an event was not written", error=str(error))
+            self._log.info("an event was not written", reason=happening.reason, error=str(error))
 
 
-def event_of(run: TrainingRun, happening: Happening, instance: str, now: float) -> Object:
+def event_of(subject: Subject, happening: Happening, instance: str, now: float) -> Object:
     """The Event as an object; `now` is UNIX seconds."""
-    regarding = {
-        "apiVersion": API_VERSION,
-        "kind": "TrainingRun",
-        "namespace": run.metadata.namespace,
-        "name": run.name,
-        "uid": run.metadata.uid,
-    }
-    labels = {"app.kubernetes.io/managed-by": "untildone", "untildone.dev/run": run.name}
     moment = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    labels = {"app.kubernetes.io/managed-by": "untildone", "untildone.dev/run": subject.name}
     return {
         "apiVersion": "v1",
         "kind": "Event",
-        "metadata": {"name": happening.name(run), "namespace": run.metadata.namespace, "labels": labels},
-        "involvedObject": regarding,
+        "metadata": {"name": happening.name(subject), "namespace": subject.namespace, "labels": labels},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": "TrainingRun",
+            "namespace": subject.namespace,
+            "name": subject.name,
+            "uid": subject.uid,
+        },
         "reason": happening.reason,
         "message": happening.note,
         "type": "Warning" if happening.warning else "Normal",

@@ -53,6 +53,15 @@ NORMAL: frozenset[Category] = frozenset(
 
 
 @dataclass(frozen=True)
+class Subject:
+    """The object that something happens to."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
 class Happening:
     """`what` identifies it within the run. `after` is how far the run had come: (attempt, start)."""
 
@@ -62,15 +71,21 @@ class Happening:
     after: tuple[int, int]
     warning: bool = False
 
-    def name(self, run: TrainingRun) -> str:
+    def name(self, subject: Subject) -> str:
         """Of its Event: the same for whoever tells it."""
-        digest = hashlib.sha256(f"{run.metadata.uid}/{self.what}".encode()).hexdigest()[:20]
-        return f"{run.name}.{digest}"
+        digest = hashlib.sha256(f"{subject.uid}/{self.what}".encode()).hexdigest()[:20]
+        return f"{subject.name}.{digest}"
 
 
 def happenings(run: TrainingRun, look: Look) -> tuple[Happening, ...]:
     """Everything that `look` shows to have happened, oldest first; most of it was told before."""
     return (*_ledger(look), *_attempt(look), *_state(run, look))
+
+
+def refusal(generation: int, message: str, at: tuple[int, int] = (0, 0)) -> Happening:
+    """A generation of the spec is refused."""
+    digest = hashlib.sha256(message.encode()).hexdigest()[:12]
+    return Happening(f"state/refused/{generation}/{digest}", "Refused", _note(message), at, warning=True)
 
 
 def told_before(happening: Happening, written: RunStatus | None) -> bool:
@@ -150,9 +165,7 @@ def _state(run: TrainingRun, look: Look) -> Iterator[Happening]:
             what = f"state/exhausted/{cause}/{len(o.endings)}/{generation}"
             yield Happening(what, "BudgetExhausted", _note(message, evidence), at, warning=True)
         case Refused(message):
-            yield Happening(
-                f"state/refused/{generation}/{_digest(message)}", "Refused", _note(message), at, warning=True
-            )
+            yield refusal(generation or 0, message, at)
         case OwnedByOther(_, message, _, owner):
             yield Happening(f"state/owned/{generation}/{owner}", "OwnedByOther", _note(message), at, warning=True)
         case Freeze(message, sources):
@@ -186,7 +199,3 @@ def _note(text: str, evidence: tuple[Evidence, ...] = ()) -> str:
     parts = [text, *(f"{fact.source}: {fact.field} = {' '.join(fact.value.split())}" for fact in evidence)]
     note = "; ".join(parts).encode()
     return note.decode() if len(note) <= NOTE_BYTES else note[: NOTE_BYTES - 3].decode(errors="ignore") + "…"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:12]

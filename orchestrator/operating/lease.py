@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 import structlog
 
 from orchestrator.clusters.base import ClusterUnavailable
-from orchestrator.clusters.kubernetes_api import ApiError, Object
+from orchestrator.clusters.kubernetes_api import JSON, READ_SECONDS, ApiError, Object
 
 DURATION_SECONDS = 15
 RENEW_SECONDS = 5.0
@@ -28,7 +28,16 @@ ANSWER_SECONDS = 4.0
 class Requests(Protocol):
     """orchestrator.clusters.kubernetes_api.KubernetesApi, as far as it is needed here."""
 
-    def request(self, method: str, path: str, body: Object | None = None, **options: Any) -> Object: ...
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        query: dict[str, str] | None = None,
+        content_type: str = JSON,
+        read_seconds: float = READ_SECONDS,
+    ) -> Object: ...
 
 
 class Lease:

@@ -103,6 +103,10 @@ class KeyedQueue[K: Hashable]:
             self._closed = True
             self._changed.notify_all()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def __len__(self) -> int:
         """Keys that wait for a worker now."""
         with self._changed:

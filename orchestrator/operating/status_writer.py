@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import structlog
 
-from orchestrator.api import API_VERSION, TrainingRun
+from orchestrator.api import API_VERSION
 from orchestrator.clusters.kubernetes_api import APPLY_PATCH, ApiError
+from orchestrator.operating.happenings import Subject
 from orchestrator.operating.lease import Requests
 from orchestrator.status import RunStatus, differs_materially
 
@@ -18,15 +19,20 @@ class StatusWriter:
     """Of one object. `written` is what the API server has."""
 
     def __init__(
-        self, api: Requests, written: RunStatus | None, monotonic: Callable[[], float] = time.monotonic
+        self,
+        api: Requests,
+        subject: Subject,
+        written: RunStatus | None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.written = written
         self._api = api
+        self._subject = subject
         self._monotonic = monotonic
         self._at = float("-inf")
         self._log = structlog.get_logger()
 
-    def write(self, run: TrainingRun, status: RunStatus) -> float | None:
+    def write(self, status: RunStatus) -> float | None:
         """Write `status` if that is due; else after how many seconds it will be, None when there is nothing to write.
 
         Raises ClusterUnavailable when it is not known whether it was written.
@@ -38,14 +44,15 @@ class StatusWriter:
         if not news and now - self._at < QUIET_SECONDS:
             return self._at + QUIET_SECONDS - now
         self._at = now  # also when it fails: a status that is refused is not sent again and again
-        if self._send(run, status):
+        if self._send(status):
             self.written = status
         return None
 
-    def _send(self, run: TrainingRun, status: RunStatus) -> bool:
-        metadata = {"name": run.name, "namespace": run.metadata.namespace, "uid": run.metadata.uid}
+    def _send(self, status: RunStatus) -> bool:
+        subject = self._subject
+        metadata = {"name": subject.name, "namespace": subject.namespace, "uid": subject.uid}
         body = {"apiVersion": API_VERSION, "kind": "TrainingRun", "metadata": metadata, "status": status.to_object()}
-        path = f"/apis/{API_VERSION}/namespaces/{run.metadata.namespace}/trainingruns/{run.name}/status"
+        path = f"/apis/{API_VERSION}/namespaces/{subject.namespace}/trainingruns/{subject.name}/status"
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         try:
             self._api.request("PATCH", path, body, query=query, content_type=APPLY_PATCH)
@@ -53,7 +60,7 @@ class StatusWriter:
             if error.status in (404, 409):  # the run is gone, or another one has its name
                 return False
             fix = "Helm value rbac.create: true gives the right" if error.status == 403 else "upgrade the CRD"
-            self._log.error("a status was refused", run=run.name, error=str(error), fix=fix)
+            self._log.error("a status was refused", run=subject.name, error=str(error), fix=fix)
             return False
         return True
 
