@@ -1,6 +1,6 @@
 # The operator, the daemon and every other command of `untildone`; no JAX.
 #
-#     docker build -f docker/operator.Dockerfile -t REGISTRY/untildone-operator:0.1.0 .
+#     docker build -f docker/operator.Dockerfile -t REGISTRY/untildone/operator:0.1.0 .
 ARG PYTHON_IMAGE=python:3.13-slim
 
 FROM ${PYTHON_IMAGE} AS build

@@ -1,6 +1,6 @@
 # The trainer, with JAX for TPUs.
 #
-#     docker build -f docker/trainer.Dockerfile -t REGISTRY/untildone-trainer:0.1.0 .
+#     docker build -f docker/trainer.Dockerfile -t REGISTRY/untildone/trainer:0.1.0 .
 ARG PYTHON_IMAGE=python:3.13-slim
 
 FROM ${PYTHON_IMAGE} AS build

@@ -20,7 +20,7 @@ CRD = ROOT / "manifests" / "crd" / "untildone.dev_trainingruns.yaml"
 CRD_IN_CHART = CHART / "files" / "trainingruns.yaml"
 NAMESPACE = "untildone"
 # Not a name that any registry has: a pod says InvalidImageName until it is replaced.
-IMAGE = "REGISTRY/untildone-operator"
+IMAGE = "REGISTRY/untildone/operator"
 # file -> what is set, and what the file is for
 VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
     "install.yaml": ({}, "untildone for all namespaces"),
