@@ -222,13 +222,16 @@ def hidden_states(
     Compiles one copy of the repeating window pattern and scans over it.
     """
     x = weights.lookup("embedding", params["embedding"], tokens)
-    rope = rope_table(tokens.shape[1], model.head_dim, model.rope_theta)
     period = window_period(model)
+    ropes = {
+        window: rope_table(tokens.shape[1], model.head_dim, model.rope_theta, model.yarn if window < 0 else None)
+        for window in set(period)
+    }
     repeats = model.n_layers // len(period)
     stacks = {name: params[name] for name, spec in param_specs(model).items() if spec.axes[0] == "layer"}
 
     def one(x: jax.Array, w: Params, window: int) -> jax.Array:
-        return layer(x, w, rope, model, window, weights)
+        return layer(x, w, ropes[window], model, window, weights)
 
     if remat == "full":
         one = jax.checkpoint(one, static_argnums=(2,))

@@ -8,6 +8,7 @@ the same batches with the same mathematics. Importable without JAX.
 import hashlib
 import importlib.util
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +21,29 @@ from trainer.frozen import Frozen
 
 DOCUMENTS = (".yaml", ".yml", ".json")
 DTYPE_BYTES = {"uint8": 1, "uint16": 2, "uint32": 4}
+
+# Fields younger than the first runs. Where one is at its default it is left out of the fingerprint, so that a run begun
+# before it existed keeps its own.
+ADDED = {"model": ("yarn",)}
+
+
+class Yarn(Frozen):
+    """Rotary positions stretched for longer sequences (arXiv 2309.00071), in the full-attention layers only.
+
+    Windowed layers never see further than their window and keep their positions (OLMo-core's with_rope_scaling).
+    """
+
+    factor: float = Field(gt=1, description="how many times longer than old_length")
+    old_length: int = Field(gt=0, description="sequence length that the model was trained with before")
+    beta_fast: float = Field(default=32, gt=0, description="dimensions that turn more often than this are left alone")
+    beta_slow: float = Field(
+        default=1, gt=0, description="dimensions that turn less often than this are stretched in full"
+    )
+
+    @property
+    def attention_factor(self) -> float:
+        """What cos and sin, and so queries and keys, are multiplied with."""
+        return 0.1 * math.log(self.factor) + 1
 
 
 class Model(Frozen):
@@ -40,6 +64,7 @@ class Model(Frozen):
         description="attention window per layer, repeated; it includes the token itself; -1 is full attention; the last layer is always full",
     )
     rope_theta: float = 500_000.0
+    yarn: Yarn | None = None
     norm_eps: float = 1e-6
     init_std: float = 0.02
 
@@ -149,6 +174,11 @@ class Recipe(Frozen):
     def fingerprint(self) -> str:
         """sha256 of all that decides the numbers; the name is not among it."""
         body = self.model_dump(mode="json", exclude={"name"})
+        for part, fields in ADDED.items():
+            defaults = type(getattr(self, part)).model_fields
+            for field in fields:
+                if body[part][field] == defaults[field].default:
+                    del body[part][field]
         return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     def instances_in(self, file: DataFile) -> int:

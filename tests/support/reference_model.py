@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainer.recipe import Model
+from trainer.recipe import Model, Yarn
 
 Array = np.ndarray
 
@@ -11,12 +11,22 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * weight
 
 
-def rope(x: Array, theta: float) -> Array:
+def rope(x: Array, theta: float, yarn: Yarn | None = None) -> Array:
     """x [length, heads, d] as complex numbers first half + i·second half, turned by position · theta^(-2i/d)."""
     length, _, d = x.shape
     z = x[..., : d // 2] + 1j * x[..., d // 2 :]
-    angle = np.arange(length)[:, None] * theta ** (-2 * np.arange(d // 2) / d)
-    z = z * np.exp(1j * angle)[:, None, :]
+    speed = theta ** (-2 * np.arange(d // 2) / d)
+    if yarn is not None:
+        turns = [
+            d * np.log(yarn.old_length / 2 / np.pi / beta) / 2 / np.log(theta)
+            for beta in (yarn.beta_fast, yarn.beta_slow)
+        ]
+        low, high = max(np.floor(turns[0]), 0), min(np.ceil(turns[1]), d // 2 - 1)
+        for i in range(d // 2):
+            ramp = min(max((i - low) / max(high - low, 1e-3), 0), 1)
+            speed[i] = ramp * speed[i] / yarn.factor + (1 - ramp) * speed[i]
+        z = z * (0.1 * np.log(yarn.factor) + 1)
+    z = z * np.exp(1j * np.arange(length)[:, None] * speed)[:, None, :]
     return np.concatenate([z.real, z.imag], axis=-1)
 
 
@@ -43,7 +53,8 @@ def logits(params: dict[str, Array], tokens: Array, model: Model) -> Array:
         k = rms_norm(x @ p["wk"][i], p["k_norm"][i], eps).reshape(length, model.n_kv_heads, model.head_dim)
         v = (x @ p["wv"][i]).reshape(length, model.n_kv_heads, model.head_dim)
         window = -1 if i == model.n_layers - 1 else model.window_pattern[i % len(model.window_pattern)]
-        a = attention(rope(q, model.rope_theta), rope(k, model.rope_theta), v, window).reshape(length, -1)
+        yarn = model.yarn if window < 0 else None
+        a = attention(rope(q, model.rope_theta, yarn), rope(k, model.rope_theta, yarn), v, window).reshape(length, -1)
         x = x + rms_norm(a @ p["wo"][i], p["attention_norm"][i], eps)
         gate = x @ p["w_gate"][i]
         m = (gate / (1 + np.exp(-gate)) * (x @ p["w_up"][i])) @ p["w_down"][i]

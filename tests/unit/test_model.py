@@ -21,7 +21,7 @@ from trainer.model import (
     rms_norm,
     window_period,
 )
-from trainer.recipe import Model, load
+from trainer.recipe import Model, Yarn, load
 from trainer.rope import apply_rope, rope_table
 
 TWO_LAYERS = small_model(n_layers=2, window_pattern=(3, -1))
@@ -61,8 +61,10 @@ def tokens_for(model: Model, batch: int, length: int) -> np.ndarray:
     [
         small_model(n_layers=4, window_pattern=(2, -1)),  # one copy of two layers, scanned twice
         small_model(n_layers=3, n_kv_heads=4),  # the last layer is full although the pattern says 3
+        # Of the four frequencies of a head one is left alone, one is stretched in part and two in full.
+        small_model(n_layers=2, window_pattern=(4, -1), rope_theta=1e4, yarn=Yarn(factor=8, old_length=300)),
     ],
-    ids=["scanned", "last-full"],
+    ids=["scanned", "last-full", "yarn"],
 )
 def test_forward_is_the_reference(model: Model) -> None:
     params, tokens = loud_params(model), tokens_for(model, 2, 11)
