@@ -39,12 +39,11 @@ class Right:
 
 
 READ = ("list", "watch")
-GET_TOO = ("get", *READ)
 
 LEASE = "<lease>"  # stands for the name of the operator's Lease
 
 RIGHTS = (
-    Right("untildone.dev", "trainingruns", GET_TOO, Scope.RUNS, "what is wanted"),
+    Right("untildone.dev", "trainingruns", READ, Scope.RUNS, "what is wanted"),
     Right("untildone.dev", "trainingruns/status", ("patch",), Scope.RUNS, "to say how it is going"),
     Right(
         "untildone.dev",
@@ -53,10 +52,10 @@ RIGHTS = (
         Scope.RUNS,
         "to own JobSets, where the API server checks that (OwnerReferencesPermissionEnforcement)",
     ),
-    Right("jobset.x-k8s.io", "jobsets", ("create", "delete", *GET_TOO), Scope.RUNS, "the attempts"),
-    Right("kueue.x-k8s.io", "workloads", GET_TOO, Scope.RUNS, "queueing, admission and eviction of an attempt"),
+    Right("jobset.x-k8s.io", "jobsets", ("create", "delete", "get", *READ), Scope.RUNS, "the attempts"),
+    Right("kueue.x-k8s.io", "workloads", READ, Scope.RUNS, "queueing, admission and eviction of an attempt"),
     Right("kueue.x-k8s.io", "localqueues", READ, Scope.RUNS, "which ClusterQueue a run draws on"),
-    Right("", "pods", GET_TOO, Scope.RUNS, "how the trainers are and how they ended"),
+    Right("", "pods", READ, Scope.RUNS, "how the trainers are and how they ended"),
     Right("", "configmaps", ("get",), Scope.RUNS, "recipes in ConfigMaps"),
     Right("", "events", ("create",), Scope.RUNS, "to tell what happened"),
     Right("", "namespaces", ("get",), Scope.CLUSTER, "its uid is the cluster's identity", name="kube-system"),
