@@ -32,7 +32,7 @@ HOW = f"Written as {FORMS}."  # kubectl explain has no type for durations
 INT_OR_STRING: Schema = {"x-kubernetes-int-or-string": True}
 
 # A cluster needs what the local cluster, which runs this installation, does not.
-REQUIRED_IN_A_CLUSTER = frozenset({"image", "queue"})
+REQUIRED_IN_A_CLUSTER = {(api.Spec, "image"), (api.Spec, "queue")}
 MERGE_KEYS: dict[tuple[type[BaseModel], str], str] = {(api.Spec, "env"): "name", (RunStatus, "conditions"): "type"}
 SPECIAL: dict[tuple[type[BaseModel], str], Schema] = {
     (api.Spec, "pod_template"): {
@@ -142,7 +142,9 @@ def _root() -> Schema:
 def _object(model: type[BaseModel]) -> Schema:
     fields = model.model_fields
     required = [
-        str(field.alias) for name, field in fields.items() if field.is_required() or name in REQUIRED_IN_A_CLUSTER
+        str(field.alias)
+        for name, field in fields.items()
+        if field.is_required() or (model, name) in REQUIRED_IN_A_CLUSTER
     ]
     schema: Schema = {"type": "object", "description": _sentence(model.__doc__)}
     if required:

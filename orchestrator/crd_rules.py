@@ -46,7 +46,7 @@ OBJECTS: dict[type[BaseModel], tuple[Rule, ...]] = {
     api.RecipeRef: (
         Rule("has(self.name) != has(self.configMap)", "recipe: give exactly one of name and configMap"),
         Rule(
-            f"!has(self.name) || self.name.matches({_text('^[a-z_][a-z0-9_]*$')})",
+            f"!has(self.name) || self.name.matches({_text('^[A-Za-z][A-Za-z0-9_]*$')})",
             "recipe.name names a recipe that comes with untildone; a path is for the local cluster only: write your "
             "recipe into a ConfigMap and give recipe.configMap",
             ".name",

@@ -1,25 +1,21 @@
 """The status of a TrainingRun: against a small model of the world, and the cases that people and tools rely on."""
 
-import json
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.api import TrainingRun
-from orchestrator.clusters.base import ClusterUnavailable
-from orchestrator.decisions import Done, Freeze, GiveUp, OwnedByOther, Refused, Wait
+from orchestrator.decisions import Freeze, OwnedByOther, Refused, Wait
 from orchestrator.explain import status_word
-from orchestrator.lifecycle import decide
 from orchestrator.memory import Memory
 from orchestrator.observation import Observation
 from orchestrator.observe import read_observation
 from orchestrator.status import RunStatus, differs_materially, refused_status, status_of
 from orchestrator.status_model import CONDITIONS, ENDINGS_KEPT
+from tests.support.statuses import Writer, until, with_generation
 from tests.support.world import TARGET, World, run_of
-from trainer.errors import Fenced, StorageUnavailable
 
 FAULTS = (
     "kill",
@@ -50,42 +46,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "lower_target": {"targetStep": 8},
     "raise_target": {"targetStep": TARGET},
 }
-
-
-def with_generation(run: TrainingRun, generation: int) -> TrainingRun:
-    return run.model_copy(update={"metadata": run.metadata.model_copy(update={"generation": generation})})
-
-
-class Writer:
-    """An operator: looks, acts, and keeps the status as it was written last."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.spec: dict[str, Any] = {}
-        self.generation = 1
-        world.run = with_generation(world.run, 1)
-        self.memory = Memory(lambda: world.now)
-        self.status: RunStatus | None = None
-
-    def change(self, **spec: Any) -> None:
-        self.spec |= spec
-        self.generation += 1
-        self.world.run = with_generation(run_of(**self.spec), self.generation)
-
-    def step(self) -> RunStatus:
-        world = self.world
-        o = read_observation(world.run, world.recipe, world, world.rundir, self.memory)
-        decision = decide(world.run, o, world.now)
-        new = status_of(world.run, o, decision, self.status, world.now)
-        check(world.run, o, decision, self.status, new, world.now)
-        self.status = RunStatus.of({"status": json.loads(json.dumps(new.to_object()))})
-        assert self.status == new, "what is written is what is read back"
-        if not isinstance(decision, (Freeze, Refused, Done, GiveUp, Wait)):
-            try:
-                world.carry_out(decision)
-            except (ClusterUnavailable, StorageUnavailable, Fenced):
-                pass
-        return new
 
 
 def check(run: TrainingRun, o: Observation, decision: Any, old: RunStatus | None, new: RunStatus, now: float) -> None:
@@ -166,23 +126,13 @@ def inject(world: World, writer: Writer, fault: str) -> None:
 @given(st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 12)), max_size=14), st.booleans())
 def test_no_status_ever_contradicts_itself(script: list[tuple[str, int]], remembers: bool) -> None:
     world = World(run_of(), remembers)
-    writer = Writer(world)
+    writer = Writer(world, check)
     for fault, seconds in [("capacity_8", 3), *script]:
         inject(world, writer, fault)
         writer.step()
         for _ in range(seconds):
             world.tick()
             writer.step()
-
-
-def until(writer: Writer, word: str, seconds: int = 120) -> RunStatus:
-    """Step until STATUS is `word`."""
-    for _ in range(seconds):
-        status = writer.step()
-        if status.condition("Succeeded").reason == word:
-            return status
-        writer.world.tick()
-    pytest.fail(f"never {word}: {writer.status}")
 
 
 def said(status: RunStatus) -> dict[str, str]:
