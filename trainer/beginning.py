@@ -7,15 +7,19 @@ Decided once, by the first start that gets here, and kept in init.json: later st
 from typing import Any
 
 from trainer.checkpoint import Checkpoints, compare_digest
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, StorageUnavailable
+from trainer.log import log
 from trainer.recipe import Recipe
 from trainer.rundir.records import InitRecord
 from trainer.rundir.rundir import RunDirectory
 from trainer.settings import InitFrom
 
+# From one start of a run to its next, however long it queues between them; each start that reads extends it.
+PIN_SECONDS = 7 * 24 * 3600.0
+
 
 def resolve(source: InitFrom | None) -> tuple[InitRecord, dict[str, int] | None]:
-    """Pin `source`: which commit, which folder; and the digest of that commit. Rank 0 only.
+    """Fix `source`: which commit, which folder; and the digest of that commit. Rank 0 only.
 
     The record's own digest, that of the initial state, is added once the state was built. Raises ConfigurationError
     naming initFrom when the other run has no such commit.
@@ -40,6 +44,24 @@ def resolve(source: InitFrom | None) -> tuple[InitRecord, dict[str, int] | None]
         raise ConfigurationError(f"initFrom.run {source.run}: no commit at step {step}; newest commits: {steps}")
     init = InitRecord(source=source, commit=record.ref, checkpoint_uri=other.path(record.checkpoint))
     return init, record.digest
+
+
+def pin(init: InitRecord, reader: str, seconds: float = PIN_SECONDS) -> None:
+    """Have the other run keep the commit that `init` names, until the run `reader` has one of its own; 0 lets it go.
+
+    Where that run may only be read, or is gone, a warning: reading will say whether the commit is.
+    """
+    if init.commit is None:
+        return
+    assert init.source is not None and init.source.run is not None
+    uri = init.source.run.partition("@")[0]
+    try:
+        RunDirectory.open(uri).pin(reader, init.commit, seconds)
+    except (ConfigurationError, StorageUnavailable) as error:
+        if seconds:
+            log().warning(
+                f"initFrom: {init.commit} of {uri} could not be pinned and may be collected", error=str(error)
+            )
 
 
 def build(init: InitRecord, recipe: Recipe, mesh: Any, checkpoints: Checkpoints) -> Any:

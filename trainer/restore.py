@@ -28,11 +28,12 @@ _PASSING = ("unavailable", "deadline_exceeded", "resource_exhausted", "timed out
 
 @dataclass(frozen=True)
 class Restored:
-    """The state to train on from. `commit` is None when it is the initial state."""
+    """The state to train on from. `commit` is None when it is the initial state, which comes from where `init` says."""
 
     state: Any
     step: int
     commit: CommitRecord | None
+    init: InitRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class Restorer:
                 init, expected = beginning.resolve(wanted)
             elif wanted is not None and wanted != init.source:
                 log().warning("settings.init_from differs from init.json, which this run began with and keeps")
+            beginning.pin(init, self.rundir.uri)
             told = json.dumps({"init": init.model_dump(mode="json"), "known": known})
         said = json.loads(self.gang.decide("init", told))
         init = InitRecord.parse(said["init"], "init.json")
@@ -148,4 +150,4 @@ class Restorer:
                 self.rundir.create_init(init.model_copy(update={"digest": found}))
             except AlreadyExists:
                 beginning.check_again(self.rundir.read_init() or init, found)
-        return Restored(state, int(state.step), None)
+        return Restored(state, int(state.step), None, init)

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from trainer import beginning
 from trainer.checkpoint import Checkpoints
 from trainer.commits import Committer
 from trainer.data.loader import Loader
@@ -22,7 +23,7 @@ from trainer.recipe import Model, Recipe
 from trainer.requests import Agreement, Requests, follow
 from trainer.restore import Restored, Restorer
 from trainer.rundir.claims import Claim
-from trainer.rundir.records import AttemptSpec, CommitRecord, CommitRef
+from trainer.rundir.records import AttemptSpec, CommitRecord, CommitRef, InitRecord
 from trainer.rundir.rundir import RunDirectory
 from trainer.steplog import StepLog
 from trainer.versions import versions
@@ -53,6 +54,7 @@ class Training:
     order: BatchOrder
     peak_flops: float | None
     _eval_step: Any = None
+    _pinned: InitRecord | None = None  # the commit of another run that this one began with, until it has its own
 
     def run(self, record: CommitRecord | None) -> End:
         """Restore `record` (or what stands in for it) and train until the target or SIGTERM."""
@@ -69,6 +71,7 @@ class Training:
         self.watchdog.beat("compiling")
         commit = restored.commit.ref if restored.commit else None
         self.monitor.step, self.monitor.committed_step = restored.step, commit.step if commit else 0
+        self._pinned = restored.init
         self._hear_requests(restored.step)
         self.monitor.enter("Compiling")
         train_step = compilation.result()
@@ -166,6 +169,9 @@ class Training:
             self.monitor.committed_step = ref.step
             if self.requests is not None:
                 self.requests.committed()
+            if self._pinned is not None:
+                beginning.pin(self._pinned, self.rundir.uri, 0)
+                self._pinned = None
             log().info("committed", step=ref.step, start=f"{ref.attempt}.{ref.start}")
 
     def _describe(self, restored: Restored) -> None:

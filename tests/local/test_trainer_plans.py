@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.gang import BATCH, HELD_OUT, ROOT, Run, small_recipe
+from tests.support.gang import BATCH, HELD_OUT, ROOT, Run, small_recipe, until
 
 
 def trainer(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -91,6 +91,28 @@ def test_a_run_goes_on_from_a_commit_of_another(parent: Run, new_run: Callable[.
     init = child.rundir().read_init()
     assert init is not None
     assert init.digest == digests(parent)[4]
+
+
+def test_the_commit_it_begins_with_is_kept_until_it_has_its_own(new_run: Callable[..., Run]) -> None:
+    """The parent trains on and collects, the child is killed before its first commit and begins again."""
+    parent, child = new_run("parent"), new_run("child")
+    keep = {"last": 1, "min_age_seconds": 0}
+    parent.train("cpu-2", 2, commit_every=1)
+    spec = child.submit("cpu-2", 2000, commit_every=10000, init_from={"run": f"{parent.folder}@1"})
+    gang = child.launch(spec)
+    until(lambda: child.progress().get("phase") == "Training", gang)
+    gang.kill()
+    assert child.head().commit is None
+
+    def checkpoints() -> set[str]:
+        return {folder.name for folder in parent.folder.glob("checkpoints/*/*")}
+
+    parent.train("cpu-2", 6, commit_every=1, keep=keep)
+    assert checkpoints() == {"1", "4", "5", "6"}
+    child.train("cpu-2", 4, init_from={"run": f"{parent.folder}@1"})
+    assert child.committed_step() == 4
+    parent.train("cpu-2", 7, commit_every=1, keep=keep)
+    assert checkpoints() == {"5", "6", "7"}
 
 
 def test_weights_alone_can_be_taken_from_a_folder(parent: Run, new_run: Callable[..., Run]) -> None:

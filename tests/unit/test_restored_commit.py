@@ -6,13 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support import runs
+from trainer.beginning import pin
 from trainer.departure import Departure, End
 from trainer.distributed import Gang
 from trainer.environment import GangEnvironment
 from trainer.errors import ExitCode, Fenced
 from trainer.rundir.claims import ClaimStopped
 from trainer.rundir.disk import DiskStore
+from trainer.rundir.records import CommitRef, InitRecord
 from trainer.rundir.rundir import RunDirectory
+from trainer.settings import InitFrom
 from trainer.train import Process
 
 
@@ -60,3 +63,12 @@ def test_a_fenced_process_writes_no_more_steps(
     process.steplog = SimpleNamespace(flush=lambda: flushed.append(True))  # type: ignore[assignment]
     process._flush_log(End(int(code), "a reason"))
     assert len(flushed) == flushes
+
+
+def test_a_run_that_cannot_be_pinned_may_still_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody else's, which we may not write to: that is said, and ends nothing."""
+    source = InitFrom(run=f"{tmp_path}/gone@8")
+    pin(InitRecord(source=source, commit=CommitRef(attempt=1, start=1, step=8)), "/runs/child")
+    assert "step 8 of start 1.1" in capsys.readouterr().err
+    pin(InitRecord(source=None), "/runs/child")
+    assert not capsys.readouterr().err

@@ -123,6 +123,18 @@ def test_pins_hold_until_they_expire(directory: RunDirectory, disk: DiskStore, c
     assert collect(claim, LAST_ONLY).expired == ("checkpoints/1.1/1",)
 
 
+def test_a_reader_extends_its_pin_and_lets_go(directory: RunDirectory, clock: Clock) -> None:
+    claim = trained(directory, range(1, 7))
+    for reader, step in (("/runs/child", 1), ("gs://runs/other", 2)):
+        directory.pin(reader, claim.ref(step), 10)
+    clock.now += 9
+    directory.pin("/runs/child", claim.ref(1), 10)
+    clock.now += 9
+    assert collect(claim, LAST_ONLY).expired == ("checkpoints/1.1/2", "checkpoints/1.1/3")
+    directory.pin("/runs/child", claim.ref(1), 0)
+    assert collect(claim, LAST_ONLY).expired == ("checkpoints/1.1/1",)
+
+
 def test_an_unreadable_pin_stops_collection(directory: RunDirectory, disk: DiskStore) -> None:
     claim = trained(directory, range(1, 6))
     disk.create("pins/odd.json", b'{"commit": "all of them"}')

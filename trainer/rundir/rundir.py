@@ -4,6 +4,7 @@ One method per thing that may happen; each is one step that can be repeated afte
 the story.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -27,6 +28,7 @@ from trainer.rundir.records import (
     Head,
     InitRecord,
     Owner,
+    Pin,
     Progress,
     RecipeRecord,
     Request,
@@ -126,6 +128,17 @@ class RunDirectory(Documents):
 
     def read_answer(self, identifier: str) -> RequestDone | None:
         return self.read(f"requests/{identifier}.done.json", RequestDone)
+
+    # -- reading what another run may collect
+
+    def pin(self, reader: str, commit: CommitRef, seconds: float) -> None:
+        """Have garbage collection leave `commit` for `reader` for so long; again extends it, 0 lets it go.
+
+        A reader has one pin. What its collection is about to remove when the pin is made may still go.
+        """
+        name = hashlib.sha256(reader.encode()).hexdigest()[:16]
+        pin = Pin(commit=commit, expires=self.clock() + seconds, reader=reader)
+        self.patient(lambda: self.put(f"pins/{name}.json", pin))
 
     def owner(self) -> tuple[Owner, int] | None:
         """owner.json and its generation."""
