@@ -9,12 +9,28 @@ import stat
 import threading
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from trainer.errors import ConfigurationError, StorageUnavailable
 
 MAX_OPEN_FILES = 512  # the usual soft limit is 1,024 descriptors, and OLMo 3's mix has 1,016 files
 GCS_RETRY_SECONDS = 300
+
+
+class Wording(NamedTuple):
+    """How messages call what lies below a root, and what they advise."""
+
+    file: str = "data file"
+    root: str = "data root"
+    where: str = "set data.root to the folder of the token files"
+    ended: str = "it was changed after the recipe was frozen; put the original file back"
+
+
+OF_DATA = Wording()
+
+
+class FileMissing(ConfigurationError):
+    """There is no such file below the root. Certain."""
 
 
 class DataRoot(Protocol):
@@ -24,19 +40,19 @@ class DataRoot(Protocol):
     read_threads: int
 
     def size(self, path: str) -> int:
-        """Bytes of a file. Raises ConfigurationError when it is missing or may not be read, StorageUnavailable."""
+        """Bytes of a file. Raises FileMissing, ConfigurationError when it may not be read, StorageUnavailable."""
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from `offset` on. Raises ConfigurationError when the file ends before, StorageUnavailable."""
 
 
-def open_root(uri: str) -> DataRoot:
+def open_root(uri: str, wording: Wording = OF_DATA) -> DataRoot:
     """The root at `uri`. Raises ConfigurationError when a folder is missing or the scheme is unknown."""
     if uri.startswith("gs://"):
-        return GcsRoot(uri)
+        return GcsRoot(uri, wording=wording)
     if "://" in uri:
-        raise ConfigurationError(f"data root {uri}: unknown scheme; give a folder or a gs:// prefix")
-    return DiskRoot(uri)
+        raise ConfigurationError(f"{wording.root} {uri}: unknown scheme; give a folder or a gs:// prefix")
+    return DiskRoot(uri, wording)
 
 
 class DiskRoot:
@@ -44,27 +60,30 @@ class DiskRoot:
 
     read_threads = 2  # page cache or local disk: the copy is the work
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, wording: Wording = OF_DATA) -> None:
         self.uri = uri
+        self._words = wording
         self._folder = Path(uri)
         self._lock = threading.Lock()
         self._descriptors: dict[str, int] = {}
         if not self._folder.is_dir():
             what = "is a file, not a folder" if self._folder.exists() else "does not exist"
-            raise ConfigurationError(f"data root {uri} {what}; set data.root to the folder of the token files")
+            raise ConfigurationError(f"{wording.root} {uri} {what}; {wording.where}")
 
     def size(self, path: str) -> int:
         full = self._folder / path
         try:
             status = full.stat()
         except FileNotFoundError:
-            raise ConfigurationError(f"data file {path} is missing below {self.uri}") from None
+            raise FileMissing(f"{self._words.file} {path} is missing below {self.uri}") from None
         except OSError as error:
-            raise ConfigurationError(f"data file {path} below {self.uri}: {error.strerror}") from None
+            raise ConfigurationError(f"{self._words.file} {path} below {self.uri}: {error.strerror}") from None
         if not stat.S_ISREG(status.st_mode):
-            raise ConfigurationError(f"data file {path} below {self.uri} is not a regular file")
+            raise ConfigurationError(f"{self._words.file} {path} below {self.uri} is not a regular file")
         if not os.access(full, os.R_OK):
-            raise ConfigurationError(f"data file {path} below {self.uri} may not be read by this user; change its mode")
+            raise ConfigurationError(
+                f"{self._words.file} {path} below {self.uri} may not be read by this user; change its mode"
+            )
         return status.st_size
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
@@ -74,10 +93,10 @@ class DiskRoot:
             while done < len(buffer):
                 got = os.preadv(descriptor, [buffer[done:]], offset + done)
                 if not got:
-                    raise _ended(path, self.uri, offset + len(buffer))
+                    raise _ended(self._words, path, self.uri, offset + len(buffer))
                 done += got
         except OSError as error:
-            raise StorageUnavailable(f"data file {path} below {self.uri}: {error.strerror}") from error
+            raise StorageUnavailable(f"{self._words.file} {path} below {self.uri}: {error.strerror}") from error
         finally:
             if not keep:
                 os.close(descriptor)
@@ -90,9 +109,9 @@ class DiskRoot:
         try:
             descriptor = os.open(self._folder / path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise ConfigurationError(f"data file {path} is missing below {self.uri}") from None
+            raise FileMissing(f"{self._words.file} {path} is missing below {self.uri}") from None
         except OSError as error:
-            raise StorageUnavailable(f"data file {path} below {self.uri}: {error.strerror}") from error
+            raise StorageUnavailable(f"{self._words.file} {path} below {self.uri}: {error.strerror}") from error
         with self._lock:
             if path in self._descriptors or len(self._descriptors) >= MAX_OPEN_FILES:
                 return descriptor, False
@@ -109,19 +128,20 @@ class GcsRoot:
 
     read_threads = 32  # a range read waits tens of milliseconds: many at once
 
-    def __init__(self, uri: str, client: Any = None) -> None:
+    def __init__(self, uri: str, client: Any = None, wording: Wording = OF_DATA) -> None:
         """`client` is a google.cloud.storage.Client, made at first use when None."""
         bucket, _, prefix = uri.removeprefix("gs://").partition("/")
         if not bucket:
-            raise ConfigurationError(f"data root {uri}: names no bucket; write gs://BUCKET/FOLDER")
+            raise ConfigurationError(f"{wording.root} {uri}: names no bucket; write gs://BUCKET/FOLDER")
         self.uri = uri
+        self._words = wording
         self._bucket_name, self._prefix = bucket, prefix.rstrip("/")
         self._given_client = client
 
     def size(self, path: str) -> int:
         blob = self._retried(lambda: self._bucket.get_blob(self._name(path)), path)
         if blob is None:
-            raise ConfigurationError(f"data file {path} is missing below {self.uri}")
+            raise FileMissing(f"{self._words.file} {path} is missing below {self.uri}")
         return int(blob.size)
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
@@ -129,7 +149,7 @@ class GcsRoot:
         blob = self._bucket.blob(self._name(path))
         data = self._retried(lambda: blob.download_as_bytes(start=offset, end=end - 1, retry=None), path, end)
         if len(data) != len(buffer):
-            raise _ended(path, self.uri, end)
+            raise _ended(self._words, path, self.uri, end)
         buffer[:] = data
 
     def _name(self, path: str) -> str:
@@ -145,14 +165,14 @@ class GcsRoot:
                 from google.cloud import storage
             except ImportError:
                 raise ConfigurationError(
-                    f"data root {self.uri} needs google-cloud-storage; install untildone[gcs]"
+                    f"{self._words.root} {self.uri} needs google-cloud-storage; install untildone[gcs]"
                 ) from None
             try:
                 emulated = bool(os.environ.get("STORAGE_EMULATOR_HOST"))
                 anonymous = {"project": "none", "credentials": AnonymousCredentials()} if emulated else {}
                 client = storage.Client(**anonymous)
             except DefaultCredentialsError as error:
-                raise ConfigurationError(f"data root {self.uri}: {error}") from None
+                raise ConfigurationError(f"{self._words.root} {self.uri}: {error}") from None
         return client.bucket(self._bucket_name)
 
     def _retried(self, call: Any, path: str, end: int = 0) -> Any:
@@ -179,18 +199,17 @@ class GcsRoot:
         try:
             return retrying(call)
         except passing as error:
-            raise StorageUnavailable(f"data file {path} below {self.uri}: {error}") from error
+            raise StorageUnavailable(f"{self._words.file} {path} below {self.uri}: {error}") from error
         except api.RequestRangeNotSatisfiable:
-            raise _ended(path, self.uri, end) from None
+            raise _ended(self._words, path, self.uri, end) from None
         except api.NotFound:
-            raise ConfigurationError(f"data file {path} is missing below {self.uri}") from None
+            raise FileMissing(f"{self._words.file} {path} is missing below {self.uri}") from None
         except (api.Forbidden, api.Unauthorized) as error:
-            raise ConfigurationError(f"data file {path} below {self.uri} may not be read: {error.message}") from None
+            raise ConfigurationError(
+                f"{self._words.file} {path} below {self.uri} may not be read: {error.message}"
+            ) from None
 
 
-def _ended(path: str, uri: str, end: int) -> ConfigurationError:
-    """The error for a file that is shorter than its instances need."""
-    return ConfigurationError(
-        f"data file {path} below {uri} ends before byte {end}: it was changed after the recipe was frozen; "
-        "put the original file back"
-    )
+def _ended(words: Wording, path: str, uri: str, end: int) -> ConfigurationError:
+    """The error for a file that is shorter than what has to be in it."""
+    return ConfigurationError(f"{words.file} {path} below {uri} ends before byte {end}: {words.ended}")
