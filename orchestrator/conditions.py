@@ -77,8 +77,6 @@ def seen(o: Observation) -> bool:
 
 def _ready(o: Observation | None, decision: Decision, word: StatusWord, what: str) -> Said:
     match decision:
-        case OwnedByOther():
-            return Said("False", "OwnedByOther", what)
         case Refused() | GiveUp():
             return Said("False", word, what)
         case OwnedByOther():

@@ -122,7 +122,7 @@ def inject(world: World, writer: Writer, fault: str) -> None:
             getattr(world, fault)()
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 12)), max_size=14), st.booleans())
 def test_no_status_ever_contradicts_itself(script: list[tuple[str, int]], remembers: bool) -> None:
     world = World(run_of(), remembers)
@@ -267,6 +267,12 @@ def test_a_refusal_before_anything_was_looked_at() -> None:
     assert status.committed_step is None
     frozen = status_of(run, None, Freeze("no answer", ("run directory",), 15.0), status, 6.0)
     assert (said(frozen)["Ready"], frozen.condition("Succeeded").reason) == ("Unknown", "TruthUnknown")
+
+
+def test_a_run_that_is_being_prepared_is_on_its_way_and_not_ready_yet() -> None:
+    status = status_of(with_generation(run_of(), 1), None, Wait("Starting", "the data is looked at"), None, 5.0)
+    assert (said(status)["Ready"], said(status)["Reconciling"], said(status)["Stalled"]) == ("Unknown", "True", "False")
+    assert (status.condition("Succeeded").reason, said(status)["Finished"]) == ("Starting", "False")
 
 
 def test_a_spec_that_cannot_be_read_keeps_what_is_known_of_the_run() -> None:
