@@ -83,7 +83,7 @@ class Lease:
                 self._renewed = self._monotonic()
             return WATCH_SECONDS
         except ApiError as error:
-            self._ours = None
+            self._ours, self._renewed = None, float("-inf")  # somebody else has it, or it is gone
             if error.status == 403 and not self._forbidden:
                 # Without the right we cannot know who works; working is safe, doing nothing is not.
                 self._forbidden = True

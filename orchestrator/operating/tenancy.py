@@ -62,7 +62,7 @@ def _parts(place: str) -> tuple[str, ...] | None:
         scheme, rest = "file", place
     if scheme == "file" and not rest.startswith("/"):
         return None  # relative to a folder that nobody knows
-    folders = rest.strip("/").split("/")
+    folders = (rest[1:] if scheme == "file" else rest).removesuffix("/").split("/")
     if any(folder in ("", ".", "..") for folder in folders) or any(ord(sign) < 32 for sign in place):
         return None
     return (scheme, *folders)
