@@ -206,14 +206,17 @@ class KubernetesCluster:
         workload = self.caches.workload(self.namespace, uid)
         if workload is not None:
             self.caches.memories.see_workload(uid, workload)
+        else:
+            workload = self.caches.memories.workload(uid)
         pods, past = self.caches.memories.recall(uid, workload)
         return Facts(jobset, workload, pods, past, self._nodes())
 
     def _orphaned(self, uid: str) -> Facts:
         """Pods whose JobSet is gone, as far as the cluster still shows them."""
-        pods, past = self.caches.memories.recall(uid, None)
+        workload = self.caches.memories.workload(uid)
+        pods, past = self.caches.memories.recall(uid, workload)
         present = tuple(pod for pod in pods if pod.present)
-        return Facts(None, None, present, past, self._nodes())
+        return Facts(None, workload, present, past, self._nodes())
 
     def _nodes(self) -> dict[str, Object] | None:
         nodes = self.caches.of(NODES)

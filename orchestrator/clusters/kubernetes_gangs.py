@@ -190,7 +190,9 @@ def _admissions(facts: Facts) -> tuple[tuple[Admission, ...], bool]:
         if which == live or running:
             found.append(_admission(facts, which, pods, shape, groups, over=False))
             return tuple(found), which != live and facts.jobset is not None
-        found.append(_admission(facts, which, pods, shape, groups, over=True))
+        # Without its Workload an admission has no name that others would give it too; its starts are backfilled.
+        if facts.workload is not None or facts.terminal:
+            found.append(_admission(facts, which, pods, shape, groups, over=True))
     return tuple(found), False
 
 

@@ -68,10 +68,19 @@ class _Pod:
 @dataclass
 class _Gang:
     pods: dict[str, _Pod] = field(default_factory=dict)
+    workload: Object | None = None
     evicted: dict[int, tuple[Evidence, ...]] = field(default_factory=dict)
     evicted_at: dict[int, float] = field(default_factory=dict)
     admitted_at: dict[int, float] = field(default_factory=dict)
     touched: float = 0.0
+
+    def start_over(self) -> None:
+        """Evictions are counted by a new Workload from now on."""
+        self.pods = {uid: known for uid, known in self.pods.items() if known.over_since is None}
+        for known in self.pods.values():
+            known.epoch = None
+        for past in (self.evicted, self.evicted_at, self.admitted_at):
+            past.clear()
 
 
 # The node of this name: the object, None where there is none, and False where nothing is known of nodes.
@@ -112,11 +121,20 @@ class Memories:
         now, count = self._clock(), evictions(workload)
         with self._lock:
             gang = self._gang(jobset_uid, now)
+            if gang.workload is not None and gang.workload["metadata"]["uid"] != workload["metadata"]["uid"]:
+                gang.start_over()  # somebody deleted the Workload, and Kueue has made another
+            gang.workload = workload
             if is_true(workload, "Evicted"):
                 gang.evicted[count - 1] = eviction_signals(workload)
                 gang.evicted_at[count - 1] = since(workload, "Evicted") or 0.0
             elif is_true(workload, "Admitted"):
                 gang.admitted_at[count] = since(workload, "Admitted") or 0.0
+
+    def workload(self, jobset_uid: str) -> Object | None:
+        """The gang's Workload as it was last seen: it goes before the JobSet does, and admissions are named after it."""
+        with self._lock:
+            gang = self._gangs.get(jobset_uid)
+            return gang.workload if gang is not None else None
 
     def see_node(self, name: str) -> None:
         """The node of this name has changed: its pods remember that."""
