@@ -73,6 +73,7 @@ def merged(template: Object, wanted: Mapping[str, Any], trainers: tuple[str, ...
         spec["containers"] = [copy for c in spec["containers"] for copy in _for_all(c, trainers)]
     result = _merge(template, {**wanted, "spec": spec} if spec else wanted, FIELD)
     assert isinstance(result, dict)
+    _check_kept(template, result, trainers)
     return result
 
 
@@ -89,6 +90,8 @@ def _merge(ours: Any, theirs: Any, path: str) -> Any:
     if isinstance(ours, dict) and isinstance(theirs, Mapping):
         result = dict(ours)
         for key, value in theirs.items():
+            if key.startswith("$"):
+                raise ConfigurationError(f"{path}.{key}: patch directives are not known here; null takes a field away")
             if value is None:
                 result.pop(key, None)
             elif key in _MERGE_KEYS and isinstance(value, list):
@@ -185,6 +188,37 @@ def _check_container(container: Mapping[str, Any], path: str, trainers: tuple[st
     for kind in ("limits", "requests"):
         if _TPU in _mapping(resources.get(kind), f"{FIELD}.{path}.resources.{kind}"):
             _refuse(f"{path}.resources.{kind}[{_TPU}]", "the chips of a host are divided among its trainer processes")
+
+
+def _check_kept(ours: Object, result: Object, trainers: tuple[str, ...]) -> None:
+    """Nothing that untildone put there was taken away by a null, at whatever level."""
+    for part, fields in (
+        ("metadata", ("labels", "annotations")),
+        ("spec", ("containers", "nodeSelector", "tolerations", "volumes")),
+    ):
+        _check_contained(part, {}, result.get(part))
+        for field in fields:
+            before = ours[part][field] if field != "containers" else []
+            _check_contained(f"{part}.{field}", before, result[part].get(field))
+    for name in trainers:
+        path = f"spec.containers[{name}]"
+        before, after = (next(c for c in pod["spec"]["containers"] if c["name"] == name) for pod in (ours, result))
+        own = [variable for variable in before["env"] if variable["name"].startswith(_OWN_ENV)]
+        _check_contained(f"{path}.env", own, after.get("env"))
+        _check_contained(f"{path}.volumeMounts", before["volumeMounts"], after.get("volumeMounts"))
+        for kind in ("requests", "limits"):
+            found = (after.get("resources") or {}).get(kind)
+            _check_contained(f"{path}.resources.{kind}", before["resources"][kind], found)
+
+
+def _check_contained(path: str, ours: Object | list[Object], found: Any) -> None:
+    """`found` is of the same kind, and has every key with its value, or every item, of `ours`."""
+    if isinstance(ours, dict):
+        whole = isinstance(found, dict) and all(found.get(key) == value for key, value in ours.items())
+    else:
+        whole = isinstance(found, list) and all(item in found for item in ours)
+    if not whole:
+        _refuse(path, "untildone needs what it puts there; add to it, and take nothing away")
 
 
 def _refuse(path: str, why: str) -> None:
