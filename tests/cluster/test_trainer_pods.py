@@ -33,11 +33,10 @@ class Calm:
 
 
 @pytest.fixture(scope="module")
-def new_run(lab: Lab, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LabRun]:
-    """Makes runs in a queue with one slice of each device type; they share a compile cache."""
+def new_run(lab: Lab, api: Api) -> Callable[[str], LabRun]:
+    """Makes runs in a queue with one slice of each device type."""
     install_queue(api, {SLICE: 8, "v5p-2x2x1": 4}, name=QUEUE)
-    cache = tmp_path_factory.mktemp("compile-cache")
-    return lambda name: LabRun.new(lab, name, cache, queue=QUEUE)
+    return lambda name: LabRun.new(lab, name, queue=QUEUE)
 
 
 @pytest.fixture(scope="module")

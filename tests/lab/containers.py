@@ -19,14 +19,17 @@ from tests.lab.lab import MARK, REPOSITORY
 from trainer.hardware import DeviceType
 
 TOKEN_SECONDS = 24 * 3600
+SHARED = "/run/lab"
 # /run is emptied first: service-account tokens belong below it. Other volumes need a folder that exists here already,
 # since nothing may be made on this machine's own file system.
-SETUP = """
+SETUP = f"""
 set -e
 mount -t tmpfs tmpfs /run
+mkdir {SHARED}
+mount --bind "$3" {SHARED}
 mount --bind "$1" /etc/hosts
 hostname "$2"
-shift 2
+shift 3
 while [ "$1" != -- ]; do
   case "$2" in /run/*|/var/run/*) mkdir -p "$2";; esac
   mount --bind "$1" "$2"
@@ -70,7 +73,9 @@ class Sandbox:
         environment = self._environment(container)
         words = [expand(word, environment) for word in command]
         mounts = self._mounts(container)
-        inside = [str(self.hosts_file), self.hostname, *mounts, "--", *words]
+        shared = self.lab / "shared"
+        shared.mkdir(exist_ok=True)
+        inside = [str(self.hosts_file), self.hostname, str(shared), *mounts, "--", *words]
         with (self.folder / f"{container['name']}.log").open("ab") as log:
             return subprocess.Popen(
                 [*unshare("--mount", "--uts"), "sh", "-c", SETUP, "sh", *inside],
@@ -162,8 +167,10 @@ class Sandbox:
     def _mounts(self, container: Object) -> list[str]:
         """source, target, source, target, … of the container's volumes, each made the first time it is needed."""
         volumes = {v["name"]: v for v in self.pod["spec"].get("volumes") or []}
+        mounts = container.get("volumeMounts") or []
         words: list[str] = []
-        for mount in container.get("volumeMounts") or []:
+        # One that covers this pod's folder (/tmp, in tests) comes last: it hides what the others are made from.
+        for mount in sorted(mounts, key=lambda m: self.folder.is_relative_to(m["mountPath"])):
             target = mount["mountPath"]
             if not Path(target).is_dir() and not target.startswith(("/run/", "/var/run/")):
                 raise CannotStart(f"mountPath {target}: the lab mounts below /run, or on folders this machine has")

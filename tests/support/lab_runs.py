@@ -1,8 +1,8 @@
 """Real trainers in the lab's pods: a corpus and a run directory in the lab's bucket, attempts as JobSets.
 
-    lab_run = LabRun.new(lab, "demo", compile_cache=folder)      # corpus, run directory gs://runs/default/demo, recipe.json
-    spec = lab_run.submit("tpu7x-2x2x2", target=20)               # spec.json and HEAD, as an orchestrator leaves them
-    lab_run.create(spec, priority="low")                          # the JobSet; Kueue does the rest
+    lab_run = LabRun.new(lab, "demo")             # corpus, run directory gs://runs/default/demo, recipe.json
+    spec = lab_run.submit("tpu7x-2x2x2", target=20)   # spec.json and HEAD, as an orchestrator leaves them
+    lab_run.create(spec, priority="low")              # the JobSet; Kueue does the rest
 
 Nobody keeps the ledger of such attempts (AttemptSpec.submitted_by is set), so `untildone verify` accepts them without.
 """
@@ -21,34 +21,23 @@ from typing import Any
 
 import urllib3
 
+from orchestrator.clusters.base import GangRequest
+from orchestrator.jobset import jobset
 from orchestrator.planning import make_plan
 from tests.lab.api import Api, Object
+from tests.lab.containers import SHARED
 from tests.lab.lab import Lab
 from tests.support.gang import ROOT, small_recipe, write_corpus
 from tests.support.gcs_server import create_bucket
 from trainer.freezing import freeze
-from trainer.hardware import device_type
 from trainer.recipe import Recipe
-from trainer.rundir.records import AttemptSpec, CommitRecord, Head, StepLine
+from trainer.rundir.records import AttemptSpec, CommitRecord, Head, Program, StepLine
 from trainer.rundir.rundir import RunDirectory
 from trainer.settings import Settings
 
 BUCKET, DATA = "runs", "gs://runs/corpus"
-PORT = 8482
-# Exit codes that say the same would happen again: the JobSet fails, and whoever submitted it decides.
-USELESS = [1, 2, 64, 74, 76, 78, 79, 126, 127]
-FAILURE_POLICY: Object = {
-    "maxRestarts": 0,
-    "restartStrategy": "BlockingRecreate",
-    "rules": [
-        {"name": "useless", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
-        {
-            "name": "again",
-            "action": "RestartJobSetAndIgnoreMaxRestarts",
-            "onJobFailureReasons": ["BackoffLimitExceeded"],
-        },
-    ],
-}
+COMPILED = f"{SHARED}/compiled"  # compile cache of all pods of a lab
+PROGRAM = Program(image="lab", command=("python", "-m", "trainer", "train"))  # this machine's
 
 
 @contextlib.contextmanager
@@ -86,17 +75,16 @@ class LabRun:
     lab: Lab
     name: str
     recipe: Recipe
-    compile_cache: Path
     namespace: str = "default"
     queue: str = "tpus"
     attempt: int = 0
 
     @classmethod
-    def new(cls, lab: Lab, name: str, compile_cache: Path, recipe: Recipe | None = None, **place: str) -> "LabRun":
+    def new(cls, lab: Lab, name: str, recipe: Recipe | None = None, **place: str) -> "LabRun":
         """Upload the corpus where it is missing and fix the recipe. `place`: namespace, queue."""
         root = upload_corpus(lab)
         with bucket_of(lab):
-            run = cls(lab, name, freeze(recipe or small_recipe(), root), compile_cache, **place)
+            run = cls(lab, name, freeze(recipe or small_recipe(), root), **place)
             run.rundir(create=True).create_recipe(run.recipe)
         return run
 
@@ -118,7 +106,7 @@ class LabRun:
             "target_step": target,
             "data_root": DATA,
             "commit_every": 4,
-            "compile_cache": str(self.compile_cache),
+            "compile_cache": COMPILED,
             "heartbeat_timeout_seconds": 20,
             "hang_start_seconds": 90,
             "hang_step_seconds": 60,
@@ -136,7 +124,8 @@ class LabRun:
             gang=f"{self.name}-a{self.attempt}",
             plan=make_plan(self.recipe, device, slices),
             settings=self.settings(target, **settings),
-            image="lab",
+            image=PROGRAM.image,
+            program=PROGRAM,
             submitted_by="a test",
         )
         rundir = self.rundir()
@@ -144,75 +133,22 @@ class LabRun:
         rundir.swap_to_attempt(self.attempt)
         return spec
 
-    def create(self, spec: AttemptSpec, priority: str = "low", env: dict[str, str] | None = None) -> Object:
-        """Create the JobSet of `spec`; `env` adds variables to its containers, or changes them."""
-        return self.api.create(self.jobset(spec, priority, env))
+    def create(self, spec: AttemptSpec, priority: str = "low", env: dict[str, str | None] | None = None) -> Object:
+        """Create the JobSet of `spec`; `env` changes variables of its containers, or takes them away (None)."""
+        made = self.jobset(spec, priority)
+        for job in made["spec"]["replicatedJobs"]:
+            for container in job["template"]["spec"]["template"]["spec"]["containers"]:
+                kept = [v for v in container["env"] if v["name"] not in (env or {})]
+                added = [{"name": k, "value": v} for k, v in (env or {}).items() if v is not None]
+                container["env"] = kept + added
+        return self.api.create(made)
 
-    def jobset(self, spec: AttemptSpec, priority: str = "low", env: dict[str, str] | None = None) -> Object:
-        """A JobSet whose pods train `spec`: one pod per host, one container per process of a host."""
-        kind = device_type(spec.plan.device_type)
-        pod = {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": int(spec.settings.grace_seconds),
-            "containers": [self._container(spec, number, env or {}) for number in range(kind.processes_per_host)],
-            "nodeSelector": {
-                "cloud.google.com/gke-tpu-accelerator": kind.gke_accelerator,
-                "cloud.google.com/gke-tpu-topology": kind.gke_topology,
-            },
-            "tolerations": [{"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}],
-        }
-        labels = {"untildone.dev/run": self.name, "untildone.dev/attempt": str(spec.attempt)}
-        job = {
-            "parallelism": kind.hosts,
-            "completions": kind.hosts,
-            "completionMode": "Indexed",
-            "backoffLimit": 0,
-            "podFailurePolicy": {
-                "rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": USELESS}}]
-            },
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        }
-        queued = {"kueue.x-k8s.io/queue-name": self.queue, "kueue.x-k8s.io/priority-class": priority}
-        return {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
-            "metadata": {"name": spec.gang, "namespace": self.namespace, "labels": {**labels, **queued}},
-            "spec": {
-                "suspend": True,
-                "failurePolicy": FAILURE_POLICY,
-                "replicatedJobs": [{"name": "slice", "replicas": spec.plan.slices, "template": {"spec": job}}],
-            },
-        }
-
-    def _container(self, spec: AttemptSpec, number: int, env: dict[str, str]) -> Object:
-        kind = device_type(spec.plan.device_type)
-        values = {
-            "UNTILDONE_RUN_DIRECTORY": self.uri,
-            "UNTILDONE_ATTEMPT": spec.attempt,
-            "UNTILDONE_NONCE": spec.nonce,
-            "UNTILDONE_PROCESS_COUNT": spec.plan.processes,
-            "UNTILDONE_COORDINATOR": f"{spec.gang}-slice-0-0.{spec.gang}:{PORT}",
-            "UNTILDONE_HOST_PROCESS": number,
-            "UNTILDONE_HOSTS": kind.hosts,
-            "UNTILDONE_HOST_PROCESSES": kind.processes_per_host,
-        }
-        fields = {
-            "UNTILDONE_POD_UID": "metadata.uid",
-            "UNTILDONE_RESTART_ATTEMPT": "metadata.labels['jobset.sigs.k8s.io/restart-attempt']",
-            "UNTILDONE_SLICE": "metadata.labels['jobset.sigs.k8s.io/job-index']",
-            "UNTILDONE_HOST": "metadata.labels['batch.kubernetes.io/job-completion-index']",
-        }
-        chips = {"google.com/tpu": str(kind.chips_per_host // kind.processes_per_host)}
-        return {
-            "name": f"trainer-{number}" if number else "trainer",
-            "image": "none",
-            "command": ["python", "-m", "trainer", "train"],
-            "env": [
-                *({"name": k, "value": str(v)} for k, v in (values | env).items()),
-                *({"name": k, "valueFrom": {"fieldRef": {"fieldPath": v}}} for k, v in fields.items() if k not in env),
-            ],
-            "resources": {"limits": chips, "requests": chips},
-        }
+    def jobset(self, spec: AttemptSpec, priority: str = "low") -> Object:
+        """The JobSet of `spec` as an orchestrator submits it."""
+        request = GangRequest(
+            run=self.name, run_directory=self.uri, spec=spec, queue=self.queue, priority_class=priority
+        )
+        return jobset(request, self.namespace)
 
     # --- what became of it
 
