@@ -8,7 +8,7 @@ run: environment values that look like one are refused, and only references are 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -21,6 +21,8 @@ from orchestrator.tolerance import Backoff as Backoff
 from orchestrator.tolerance import Budgets as Budgets
 from orchestrator.tolerance import Hang as Hang
 from orchestrator.tolerance import Pause as Pause
+from orchestrator.trainer_fields import ENV_LIMIT, RESERVED_ENV, Argument, EnvVar, Trainer
+from orchestrator.trainer_fields import TRAINER_COMMAND as TRAINER_COMMAND
 from trainer.errors import ConfigurationError
 from trainer.settings import InitFrom as InitFromSettings
 from trainer.settings import Keep as KeepSettings
@@ -31,12 +33,9 @@ NAME_LIMIT = 40  # <run>-a<attempt>-<job>-<index>-<index>-<hash> has to stay bel
 
 # Sizes that no sensible run reaches: the API server bounds what checking a document may cost.
 LADDER_LIMIT = 16
-ENV_LIMIT = 64
 TEXT_LIMIT = 1024
-VALUE_LIMIT = 4096
 
 DNS_LABEL = "[a-z]([-a-z0-9]*[a-z0-9])?"
-RESERVED_ENV = "UNTILDONE_"
 
 
 class ConfigMapKeyRef(Document):
@@ -152,51 +151,6 @@ class InitFrom(Document):
         if self.step and not self.optimizer_state:
             raise ValueError("step: true needs optimizerState: true")
         return self
-
-
-class SecretKeyRef(Document):
-    """One key of a Kubernetes Secret in the namespace of the run."""
-
-    name: str = Field(min_length=1, max_length=253, description="name of the Secret")
-    key: str = Field(min_length=1, max_length=253, description="key within it")
-
-
-class ValueFrom(Document):
-    """Where an environment value comes from."""
-
-    secret_key_ref: SecretKeyRef = Field(description="one key of a Secret in the namespace of the run")
-
-
-class EnvVar(Document):
-    """One environment variable of the trainer: exactly one of value and valueFrom."""
-
-    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256, description="name of the variable")
-    value: str | None = Field(default=None, max_length=VALUE_LIMIT, description="plain text; never a secret")
-    value_from: ValueFrom | None = Field(default=None, description="a reference to a secret")
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.value is None) == (self.value_from is None):
-            raise ValueError("give exactly one of value and valueFrom")
-        return self
-
-
-class Trainer(Document):
-    """The contract between untildone and the program in the image."""
-
-    contract: Literal["untildone", "orbax"] = Field(
-        default="untildone", description="orbax, for any program that writes Orbax checkpoints, is not built yet"
-    )
-
-    @model_validator(mode="after")
-    def _built(self) -> Self:
-        if self.contract != "untildone":
-            raise ValueError("contract orbax is not built yet; use untildone, with this project's trainer in the image")
-        return self
-
-
-Argument = Annotated[str, Field(max_length=VALUE_LIMIT)]
-TRAINER_COMMAND = ("python", "-m", "trainer", "train")
 
 
 class Spec(Document):

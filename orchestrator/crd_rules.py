@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
-from orchestrator import api, inline_secrets, tolerance
+from orchestrator import api, inline_secrets, tolerance, trainer_fields
 from orchestrator.durations import FORMS, UNITS
 
 
@@ -68,11 +68,11 @@ OBJECTS: dict[type[BaseModel], tuple[Rule, ...]] = {
             ".step",
         ),
     ),
-    api.EnvVar: (
+    trainer_fields.EnvVar: (
         Rule("has(self.value) != has(self.valueFrom)", "env: give exactly one of value and valueFrom"),
         Rule(
-            f"!self.name.startsWith('{api.RESERVED_ENV}')",
-            f"env: names that begin with {api.RESERVED_ENV} are set by untildone; choose another",
+            f"!self.name.startsWith('{trainer_fields.RESERVED_ENV}')",
+            f"env: names that begin with {trainer_fields.RESERVED_ENV} are set by untildone; choose another",
             ".name",
         ),
         Rule(
@@ -127,7 +127,7 @@ FIELDS: dict[tuple[type[BaseModel], str], tuple[Rule, ...]] = {
             f"spec.command looks like it holds a secret; {inline_secrets.INSTEAD}",
         ),
     ),
-    (api.Trainer, "contract"): (
+    (trainer_fields.Trainer, "contract"): (
         Rule(
             "self == 'untildone'",
             "trainer.contract orbax is not built yet; use untildone, with this project's trainer in the image",
