@@ -1,4 +1,4 @@
-"""`python -m trainer train|evaluate|data`. Subcommands are imported when they are used; nothing here imports JAX."""
+"""`python -m trainer train|evaluate|convert|data`. Subcommands are imported when they are used; nothing here imports JAX."""
 
 import importlib
 import sys
@@ -11,6 +11,7 @@ from trainer.errors import TrainerError
 SUBCOMMANDS = {
     "train": ("trainer.commands", "train", "One process of a training start, or a whole run without an orchestrator."),
     "evaluate": ("trainer.commands", "evaluate", "Held-out loss of a committed step; changes nothing."),
+    "convert": ("trainer.convert", "convert", "Weights from and to Hugging Face's and OLMo-core's formats."),
     "data": ("trainer.data.commands", "data", "Tokenise, order and audit data."),
 }
 

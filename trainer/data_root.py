@@ -7,6 +7,7 @@ without numpy, because the orchestrator measures files with it too.
 import os
 import stat
 import threading
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -118,9 +119,9 @@ class DiskRoot:
             self._descriptors[path] = descriptor
             return descriptor, True
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of Python, os is empty already
         for descriptor in getattr(self, "_descriptors", {}).values():
-            os.close(descriptor)
+            close(descriptor)
 
 
 class GcsRoot:
