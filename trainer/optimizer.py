@@ -54,6 +54,11 @@ def append(window: Window, loss: jax.Array, grad_norm: jax.Array) -> Window:
     return Window(window.losses.at[slot].set(loss), window.grad_norms.at[slot].set(grad_norm), window.seen + 1)
 
 
+def global_norm(grads: Params) -> jax.Array:
+    """f32 []: the norm of all gradients together, as is_spike and clip_coefficient take it."""
+    return jnp.sqrt(sum((jnp.sum(jnp.square(g)) for g in grads.values()), jnp.zeros((), jnp.float32)))
+
+
 def clip_coefficient(grad_norm: jax.Array, optimizer: Optimizer) -> jax.Array:
     """What the gradients are multiplied with: torch's clip_grad_norm_."""
     return jnp.minimum(optimizer.grad_clip / (grad_norm + 1e-6), 1.0)
@@ -71,7 +76,8 @@ def adamw(
 ) -> tuple[Params, Params, Params]:
     """Parameters and moments after update number `count` (from 1) with clipped `grads`, or unchanged where `skip`.
 
-    Decoupled decay first, then the Adam step; eps is added after the bias correction, outside the root (torch's order).
+    eps is added after the bias correction, outside the root (torch's order). Decay and Adam step are summed before they
+    touch the parameter: the same as one after the other, rounded once instead of twice.
     `skip` selects, it does not multiply: what a skipped step computed may be NaN.
     """
     t = count.astype(jnp.float32)
@@ -82,7 +88,7 @@ def adamw(
         decay = 0.0 if name in NOT_DECAYED else optimizer.weight_decay
         new_m = optimizer.beta1 * m + (1 - optimizer.beta1) * g
         new_v = optimizer.beta2 * v + (1 - optimizer.beta2) * jnp.square(g)
-        new_p = p * (1 - rate * decay) - rate / first * new_m / (jnp.sqrt(new_v) / second + optimizer.eps)
+        new_p = p - rate * (decay * p + new_m / first / (jnp.sqrt(new_v) / second + optimizer.eps))
         return tuple(jnp.where(skip, old, new) for old, new in ((p, new_p), (m, new_m), (v, new_v)))
 
     out = {name: update(name, params[name], mu[name], nu[name], grads[name]) for name in params}
