@@ -12,8 +12,9 @@ from tests.support.lab_objects import wait
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two tpu7x slices of two hosts, one v5p host, and a plain node. Builds the control plane where it is missing."""
-    lab = Lab.start(tmp_path_factory.mktemp("lab"), {"tpu7x-2x2x2": 2, "v5p-2x2x1": 1})
+    """Slices of two generations, of two hosts and of one, and a plain node. Builds the control plane where it is missing."""
+    pools = {"tpu7x-2x2x2": 2, "v5p-2x2x1": 1, "v5p-2x2x2": 2, "tpu7x-1x1x1": 1}
+    lab = Lab.start(tmp_path_factory.mktemp("lab"), pools)
     yield lab
     lab.stop()
 

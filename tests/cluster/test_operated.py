@@ -23,14 +23,10 @@ from tests.support.operated import (
 )
 
 pytestmark = pytest.mark.cluster
-EVERY = {"everySteps": 20}
-UPPER, LOWER = "tpu7x-2x2x2", "v5p-2x2x1"
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled programs of all runs of this file."""
-    return tmp_path_factory.mktemp("compiled")
+EVERY = {"everySteps": 10}
+# Eight devices in two processes on two hosts, and a quarter of that on another generation.
+UPPER, LOWER = "v5p-2x2x2", "tpu7x-1x1x1"
+QUOTA = {UPPER: 8, LOWER: 1, "tpu7x-2x2x2": 8}  # chips
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +40,7 @@ def keeper(lab: Lab, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture(autouse=True)
 def quota(api: Api) -> Iterator[None]:
     """One slice of each generation; afterwards nothing of the test is left."""
-    install_queue(api, {UPPER: 8, LOWER: 4})
+    install_queue(api, QUOTA)
     yield
     kubectl_delete_all(api)
 
@@ -57,17 +53,18 @@ def kubectl_delete_all(api: Api) -> None:
     wait("no pods are left", lambda: not api.items("/api/v1/namespaces/default/pods"), 60)
 
 
-def test_apply_train_done(lab: Lab, keeper: OperatorProcess, cache: Path) -> None:
-    run = AppliedRun.apply(lab, "plain", cache, target=40, checkpoint=EVERY)
+def test_apply_train_done(lab: Lab, keeper: OperatorProcess) -> None:
+    ladder = [{"deviceType": "tpu7x-2x2x2"}]  # two processes on each of two hosts
+    run = AppliedRun.apply(lab, "plain", target=20, checkpoint=EVERY, ladder=ladder)
     run.wait_for("condition=Succeeded")
     run.wait_for("condition=Finished", 5)
     run.wait_for("condition=Ready", 5)
     assert run.word == "Completed"
-    assert run.status["committedStep"] == run.status["step"] == 40
+    assert run.status["committedStep"] == run.status["step"] == 20
     assert run.status["observedGeneration"] == run.object["metadata"]["generation"]
     listed = kubectl(lab, "get", "trun", "plain").splitlines()
     assert listed[0].split() == ["NAME", "STATUS", "STEP", "TARGET", "PLAN", "ATTEMPT", "AGE"]
-    assert listed[1].split()[:6] == ["plain", "Completed", "40", "40", UPPER, "1"]
+    assert listed[1].split()[:6] == ["plain", "Completed", "20", "20", "tpu7x-2x2x2", "1"]
     assert run.endings() == [(1, 1, "completed", False)]
     run.verified()
     reasons = [event["reason"] for event in run.events]
@@ -75,11 +72,9 @@ def test_apply_train_done(lab: Lab, keeper: OperatorProcess, cache: Path) -> Non
     assert "Completed" in reasons
 
 
-def test_preempted_and_admitted_again_in_its_place(
-    lab: Lab, api: Api, keeper: OperatorProcess, cache: Path, tmp_path: Path
-) -> None:
-    run = AppliedRun.apply(lab, "preempted", cache, target=300, checkpoint=EVERY)
-    run.until_step(20)
+def test_preempted_and_admitted_again_in_its_place(lab: Lab, api: Api, keeper: OperatorProcess, tmp_path: Path) -> None:
+    run = AppliedRun.apply(lab, "preempted", target=80, checkpoint=EVERY)
+    run.until_step(10)
     (owner,) = run.jobsets
     place = run.workload(owner)
     api.create(jobset("high", "high", tmp_path / "high"))
@@ -99,44 +94,44 @@ def test_preempted_and_admitted_again_in_its_place(
     run.wait_for("condition=Succeeded")
     endings = run.endings()
     assert endings == [(1, 1, "preempted", False), (1, 2, "completed", False)]
-    assert committed >= 20
+    assert committed >= 10
     assert run.status["preemptions"] == 1
     run.verified()
 
 
-def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorProcess, cache: Path) -> None:
+def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorProcess) -> None:
     ladder = [{"deviceType": UPPER, "waitInQueue": "3s"}, {"deviceType": LOWER, "waitInQueue": "3s"}]
     run = AppliedRun.apply(
-        lab, "shrinking", cache, target=4000, checkpoint=EVERY, ladder=ladder, goUp={"after": "3s", "every": "1s"}
+        lab, "shrinking", target=4000, checkpoint=EVERY, ladder=ladder, goUp={"after": "3s", "every": "1s"}
     )
-    run.until_step(20)
-    cut(api, {UPPER: 0, LOWER: 4})
+    run.until_step(10)
+    cut(api, {**QUOTA, UPPER: 0})
     run.until("it trains on the other generation", lambda: run.status.get("plan") == LOWER and run.word == "Training")
     assert run.condition("Degraded")["status"] == "True"
     before = run.committed
-    run.until_step(before + 40)
+    run.until_step(before + 20)
     steps = run.committed
     waiting = run.until("the upper rung queues ahead", lambda: [j for j in run.jobsets if j["spec"]["suspend"]])
     assert len(waiting) == 1
-    run.until_step(steps + 40)  # a rung that is not admitted costs no step
+    run.until_step(steps + 20)  # a rung that is not admitted costs no step
     assert [cause for _, _, cause, _ in run.endings()].count("plan-change") <= 1
-    api.apply(cluster_queue("tpus", {UPPER: 8, LOWER: 4}))
+    api.apply(cluster_queue("tpus", QUOTA))
     run.until("it is back", lambda: run.status.get("plan") == UPPER and run.word == "Training")
     head = run.committed
-    run.until_step(head + 20)
+    run.until_step(head + 10)
     run.patch(suspend=True, suspendReason="enough for this test")
     run.until_status("Suspended")
     assert "enough for this test" in run.condition("Suspended")["message"]
     assert not any(charged for *_, charged in run.endings())
-    run.verified()
+    run.verified("--so-far")
 
 
-def test_another_generation_by_changing_only_the_device_type(lab: Lab, keeper: OperatorProcess, cache: Path) -> None:
-    run = AppliedRun.apply(lab, "moved", cache, target=400, checkpoint=EVERY)
-    run.until_step(20)
-    run.patch(ladder=[{"deviceType": LOWER}])
+def test_another_generation_by_changing_only_the_device_type(lab: Lab, keeper: OperatorProcess) -> None:
+    run = AppliedRun.apply(lab, "moved", target=80, checkpoint=EVERY, ladder=[{"deviceType": LOWER}])
+    run.until_step(10)
+    run.patch(ladder=[{"deviceType": UPPER}])
     run.wait_for("condition=Succeeded")
-    assert run.status["plan"] == LOWER
+    assert run.status["plan"] == UPPER
     assert [cause for _, _, cause, _ in run.endings()] == ["plan-change", "completed"]
     assert {name.rpartition("/")[2] for name in object_names(lab, f"{run.records.uri}/requests")} >= {
         "stop-1.1.json",
@@ -145,9 +140,9 @@ def test_another_generation_by_changing_only_the_device_type(lab: Lab, keeper: O
     run.verified()
 
 
-def test_a_killed_host_costs_no_place_in_the_queue(lab: Lab, api: Api, keeper: OperatorProcess, cache: Path) -> None:
-    run = AppliedRun.apply(lab, "hosts", cache, target=300, checkpoint=EVERY)
-    run.until_step(20)
+def test_a_killed_host_costs_no_place_in_the_queue(lab: Lab, api: Api, keeper: OperatorProcess) -> None:
+    run = AppliedRun.apply(lab, "hosts", target=100, checkpoint=EVERY)
+    run.until_step(10)
     (owner,) = run.jobsets
     place = run.workload(owner)
     node = run.pods[0]["spec"]["nodeName"]
@@ -166,9 +161,9 @@ def test_a_killed_host_costs_no_place_in_the_queue(lab: Lab, api: Api, keeper: O
     run.verified()
 
 
-def test_a_changed_image_that_fails_is_taken_back(lab: Lab, keeper: OperatorProcess, cache: Path) -> None:
-    run = AppliedRun.apply(lab, "images", cache, target=2000, checkpoint=EVERY)
-    run.until_step(20)
+def test_a_changed_image_that_fails_is_taken_back(lab: Lab, keeper: OperatorProcess) -> None:
+    run = AppliedRun.apply(lab, "images", target=2000, checkpoint=EVERY)
+    run.until_step(10)
     run.patch(command=["python", "-c", "raise SystemExit(1)"])
     run.until(
         "the new command failed and the old one is back", lambda: len(run.endings()) == 2 and run.word == "Training"
@@ -178,20 +173,18 @@ def test_a_changed_image_that_fails_is_taken_back(lab: Lab, keeper: OperatorProc
         ("application-error", False),
     ]
     step = run.committed
-    run.until_step(step + 20)
+    run.until_step(step + 10)
     assert run.status["attempt"] == 3
-    run.verified()
+    run.verified("--so-far")
 
 
-def test_a_deleted_run_leaves_no_jobset_and_keeps_its_directory(
-    lab: Lab, api: Api, keeper: OperatorProcess, cache: Path
-) -> None:
-    run = AppliedRun.apply(lab, "deleted", cache, target=4000, checkpoint=EVERY)
-    run.until_step(20)
+def test_a_deleted_run_leaves_no_jobset_and_keeps_its_directory(lab: Lab, api: Api, keeper: OperatorProcess) -> None:
+    run = AppliedRun.apply(lab, "deleted", target=4000, checkpoint=EVERY)
+    run.until_step(10)
     run.delete()
     wait("its JobSets are gone", lambda: not run.jobsets)
-    assert run.committed >= 20
-    again = AppliedRun.apply(lab, "deleted", cache, target=run.committed + 40, checkpoint=EVERY)
+    assert run.committed >= 10
+    again = AppliedRun.apply(lab, "deleted", target=run.committed + 20, checkpoint=EVERY)
     again.wait_for("condition=Succeeded")
     again.verified()
 

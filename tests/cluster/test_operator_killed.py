@@ -22,7 +22,7 @@ from tests.support.operated import AppliedRun, OperatorProcess, install_crd
 
 pytestmark = pytest.mark.cluster
 KILLS = 50
-UPPER = "tpu7x-2x2x2"
+UPPER, LOWER = "v5p-2x2x2", "tpu7x-1x1x1"
 
 
 class Watched:
@@ -84,35 +84,34 @@ def mortal_operators(lab: Lab, folder: Path, count: int, seed: int) -> Iterator[
 @pytest.mark.timeout(600)
 def test_fifty_deaths_of_two_operators(lab: Lab, api: Api, tmp_path: Path) -> None:
     install_crd(lab)
-    install_queue(api, {UPPER: 8, "v5p-2x2x1": 4})
+    install_queue(api, {UPPER: 8, LOWER: 1})
     watched = Watched(api, "mortal")
     with mortal_operators(lab, tmp_path / "operators", 2, seed=20) as kills:
         run = AppliedRun.apply(
             lab,
             "mortal",
-            tmp_path / "cache",
             target=100_000,
-            checkpoint={"everySteps": 20},
+            checkpoint={"everySteps": 10},
             goUp={"after": "2s", "every": "1s"},
         )
-        run.until_step(20, 180)
+        run.until_step(10, 180)
         # Preempted, and back.
         api.create(jobset("high", "high", tmp_path / "high"))
         run.until("preempted", lambda: not [p for p in run.pods if p["status"]["phase"] == "Running"], 120)
         (tmp_path / "high" / "end").touch()
         step = run.committed
-        run.until_step(step + 20, 180)
+        run.until_step(step + 10, 180)
         # A process is killed: the gang restarts in place.
         step = run.committed
         faults.command(lab.ports["nodes"], "kill_pod", pod=run.pods[0]["metadata"]["name"])
-        run.until_step(step + 20, 180)
+        run.until_step(step + 10, 180)
         # The program fails: another attempt, on another device type at that.
-        run.patch(ladder=[{"deviceType": "v5p-2x2x1"}])
+        run.patch(ladder=[{"deviceType": LOWER}])
         run.until("it moved", lambda: run.records.attempt >= 2, 180)
         step = run.committed
-        run.until_step(step + 20, 180)
+        run.until_step(step + 10, 180)
         run.until(f"{KILLS} deaths", lambda: len(kills) >= KILLS, 240)
-        run.patch(targetStep=run.committed + 200)
+        run.patch(targetStep=run.committed + 60)
         run.wait_for("condition=Succeeded", 240)
     assert len(kills) >= KILLS
     doubled = {name: uids for name, uids in watched.uids.items() if len(uids) > 1}

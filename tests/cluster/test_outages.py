@@ -20,15 +20,15 @@ from tests.support.operated import AppliedRun, OperatorProcess, install_crd, ope
 from trainer.errors import ExitCode
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
-UPPER = "tpu7x-2x2x2"
+UPPER, LOWER = "v5p-2x2x2", "tpu7x-1x1x1"
 OUTAGE_SECONDS = 30.0
-EVERY = {"everySteps": 20}
+EVERY = {"everySteps": 10}
 
 
 @pytest.fixture
 def keeper(lab: Lab, api: Api, tmp_path: Path) -> Iterator[OperatorProcess]:
     install_crd(lab)
-    install_queue(api, {UPPER: 16, "v5p-2x2x1": 4})
+    install_queue(api, {UPPER: 16, LOWER: 1})
     with operator(lab, tmp_path / "operator", ["default"]) as one:
         yield one
         for run in api.items("/apis/untildone.dev/v1alpha1/namespaces/default/trainingruns"):
@@ -36,15 +36,15 @@ def keeper(lab: Lab, api: Api, tmp_path: Path) -> Iterator[OperatorProcess]:
     for owner in api.items(JOBSETS):
         api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
     wait("no pods are left", lambda: not api.items("/api/v1/namespaces/default/pods"), 60)
-    install_queue(api, {UPPER: 8, "v5p-2x2x1": 4})
+    install_queue(api, {UPPER: 8, LOWER: 1})
 
 
 @pytest.mark.parametrize("how", ["killed", "silent"])
 def test_without_an_api_server_nothing_is_decided_and_training_goes_on(
     lab: Lab, keeper: OperatorProcess, tmp_path: Path, how: str
 ) -> None:
-    run = AppliedRun.apply(lab, f"outage-{how}", tmp_path / "cache", target=100_000, checkpoint=EVERY)
-    run.until_step(20)
+    run = AppliedRun.apply(lab, f"outage-{how}", target=100_000, checkpoint=EVERY)
+    run.until_step(10)
     (owner,) = run.jobsets
     pods = {pod["metadata"]["uid"] for pod in run.pods}
     (server,) = (pid for pid, name in running(lab.folder).items() if name == "kube-apiserver")
@@ -64,7 +64,7 @@ def test_without_an_api_server_nothing_is_decided_and_training_goes_on(
             os.kill(server, signal.SIGCONT)
     run.until("the truth is known again", lambda: run.word in ("Training", "Saving"), 60)
     step = run.committed
-    run.until_step(step + 20)
+    run.until_step(step + 10)
     (again,) = run.jobsets
     assert again["metadata"]["uid"] == owner["metadata"]["uid"]
     assert {pod["metadata"]["uid"] for pod in run.pods} == pods
@@ -75,8 +75,8 @@ def test_without_an_api_server_nothing_is_decided_and_training_goes_on(
 def test_what_is_left_on_a_host_that_is_cut_off_can_never_commit_again(
     lab: Lab, api: Api, keeper: OperatorProcess, tmp_path: Path
 ) -> None:
-    run = AppliedRun.apply(lab, "cut-off", tmp_path / "cache", target=100_000, checkpoint=EVERY)
-    run.until_step(20)
+    run = AppliedRun.apply(lab, "cut-off", target=100_000, checkpoint=EVERY)
+    run.until_step(10)
     old = run.pods
     nodes = sorted({pod["spec"]["nodeName"] for pod in old})
     for node in nodes:
@@ -99,7 +99,7 @@ def test_what_is_left_on_a_host_that_is_cut_off_can_never_commit_again(
     assert run.endings()[0][0] == 1
     run.patch(suspend=True)
     run.until_status("Suspended", 120)
-    run.verified()
+    run.verified("--so-far")
 
 
 def exit_codes(run: AppliedRun, attempt: int) -> set[int]:

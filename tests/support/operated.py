@@ -1,7 +1,7 @@
 """Runs under an operator on the lab: operators as processes of this machine, TrainingRuns by kubectl.
 
 with operator(lab, folder, namespaces=["default"]) as one:
-    run = AppliedRun.apply(lab, "demo", cache, target=20)
+    run = AppliedRun.apply(lab, "demo", target=20)
     run.wait_for("condition=Succeeded")
 """
 
@@ -24,7 +24,7 @@ from tests.lab.api import Object
 from tests.lab.lab import Lab
 from tests.support.gang import ROOT, small_recipe
 from tests.support.lab_objects import wait
-from tests.support.lab_runs import BUCKET, LabRun, upload_corpus
+from tests.support.lab_runs import BUCKET, COMPILED, LabRun, upload_corpus
 
 CRD = ROOT / "manifests" / "crd" / "untildone.dev_trainingruns.yaml"
 KIND = "/apis/untildone.dev/v1alpha1/namespaces/{}/trainingruns"
@@ -122,13 +122,12 @@ class AppliedRun:
         cls,
         lab: Lab,
         name: str,
-        cache: Path,
         target: int = 12,
         namespace: str = "default",
         **spec: Any,
     ) -> "AppliedRun":
-        """Apply a run of the small recipe on one tpu7x-2x2x2; `spec` replaces fields, in the words of the YAML."""
-        document = run_document(lab, name, cache, target, namespace, **spec)
+        """Apply a run of the small recipe on two hosts of v5p; `spec` replaces fields, in the words of the YAML."""
+        document = run_document(lab, name, target, namespace, **spec)
         run = cls(lab, name, namespace, document)
         kubectl(lab, "apply", "-f", "-", stdin=yaml.safe_dump(document))
         return run
@@ -136,25 +135,25 @@ class AppliedRun:
     def patch(self, **spec: Any) -> None:
         kubectl(self.lab, *self._at, "patch", "trun", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
-    def wait_for(self, what: str, seconds: float = 120.0) -> None:
+    def wait_for(self, what: str, seconds: float = 240.0) -> None:
         """`kubectl wait --for=…`; the test fails with everything there is to know when it does not come."""
         done = kubectl(
             self.lab, *self._at, "wait", f"--for={what}", f"trun/{self.name}", f"--timeout={seconds:.0f}s", check=False
         )
         assert "condition met" in done, f"{done}\n{self.story()}"
 
-    def until(self, what: str, look: Callable[[], Any], seconds: float = 90.0) -> Any:
+    def until(self, what: str, look: Callable[[], Any], seconds: float = 180.0) -> Any:
         """What `look` gives once it is true; else the test fails with the run's story."""
         try:
             return wait(what, look, seconds)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
-    def until_step(self, step: int, seconds: float = 90.0) -> None:
+    def until_step(self, step: int, seconds: float = 180.0) -> None:
         """Until a commit at or beyond `step` is in HEAD."""
         self.until(f"{self.name} commits step {step}", lambda: self.committed >= step, seconds)
 
-    def until_status(self, word: str, seconds: float = 90.0) -> None:
+    def until_status(self, word: str, seconds: float = 180.0) -> None:
         self.until(f"{self.name} is {word}", lambda: self.word == word, seconds)
 
     @property
@@ -178,7 +177,7 @@ class AppliedRun:
     @property
     def records(self) -> LabRun:
         """Its run directory, and what can be asked of it."""
-        run = LabRun(self.lab, self.name, BASE, Path("/nonexistent"), self.namespace)
+        run = LabRun(lab=self.lab, name=self.name, recipe=BASE, namespace=self.namespace)
         head = run.rundir().head()
         run.attempt = head[0].attempt if head else 0
         return run
@@ -220,10 +219,19 @@ class AppliedRun:
         """(attempt, start, cause, charged) of each entry of the ledger."""
         return [(e.attempt, e.start, e.cause, e.charged) for e in self.records.rundir().endings()]
 
-    def verified(self, against: str | None = None) -> Object:
-        """The verdict of `untildone verify`, which must find nothing wrong."""
-        verdict = self.records.verify(against)
-        assert verdict["ok"], json.dumps(verdict, indent=1)
+    def verified(self, *options: str) -> Object:
+        """The verdict of `untildone verify`, which must find nothing wrong (`--so-far`: of a run that is not done)."""
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", "verify", self.records.uri, "--json", *options],
+            cwd=ROOT,
+            env={**os.environ, **self.lab.environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.stdout, done.stderr
+        verdict: Object = json.loads(done.stdout)
+        assert verdict["passed"], json.dumps(verdict, indent=1)
         return verdict
 
     def delete(self) -> None:
@@ -248,7 +256,7 @@ class AppliedRun:
         return "-n", self.namespace
 
 
-def run_document(lab: Lab, name: str, cache: Path, target: int, namespace: str = "default", **spec: Any) -> Object:
+def run_document(lab: Lab, name: str, target: int, namespace: str = "default", **spec: Any) -> Object:
     """The TrainingRun of `AppliedRun.apply`. The corpus is put into the lab's bucket."""
     recipe = small_recipe()
     config_map = f"recipe-{name}"
@@ -267,14 +275,14 @@ def run_document(lab: Lab, name: str, cache: Path, target: int, namespace: str =
             "image": "lab.example/trainer@sha256:0000",
             "queue": "tpus",
             "priorityClass": "low",
-            "ladder": [{"deviceType": "tpu7x-2x2x2"}],
+            "ladder": [{"deviceType": "v5p-2x2x2"}],  # two processes × four devices
             "checkpoint": {"everySteps": 4},
             "progressEvery": "1s",
             "logEvery": "5s",
             "gracePeriod": "20s",
             "hang": {"step": "60s", "start": "120s", "heartbeat": "20s"},
             "backoff": {"initial": "1s", "max": "5s"},
-            "compileCache": str(cache),
+            "compileCache": COMPILED,
             **spec,
         },
     }
