@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,22 +133,22 @@ class LabRun:
         rundir.swap_to_attempt(self.attempt)
         return spec
 
-    def create(self, spec: AttemptSpec, priority: str = "low", env: dict[str, str | None] | None = None) -> Object:
-        """Create the JobSet of `spec`; `env` changes variables of its containers, or takes them away (None)."""
-        made = self.jobset(spec, priority)
+    def create(self, spec: AttemptSpec, priority: str = "low", env: Mapping[str, str | None] | None = None) -> Object:
+        """Create the JobSet of `spec`."""
+        return self.api.create(self.jobset(spec, priority, env))
+
+    def jobset(self, spec: AttemptSpec, priority: str = "low", env: Mapping[str, str | None] | None = None) -> Object:
+        """The JobSet of `spec` as an orchestrator submits it; `env` changes variables, or takes them away (None)."""
+        request = GangRequest(
+            run=self.name, run_directory=self.uri, spec=spec, queue=self.queue, priority_class=priority
+        )
+        made = jobset(request, self.namespace)
         for job in made["spec"]["replicatedJobs"]:
             for container in job["template"]["spec"]["template"]["spec"]["containers"]:
                 kept = [v for v in container["env"] if v["name"] not in (env or {})]
                 added = [{"name": k, "value": v} for k, v in (env or {}).items() if v is not None]
                 container["env"] = kept + added
-        return self.api.create(made)
-
-    def jobset(self, spec: AttemptSpec, priority: str = "low") -> Object:
-        """The JobSet of `spec` as an orchestrator submits it."""
-        request = GangRequest(
-            run=self.name, run_directory=self.uri, spec=spec, queue=self.queue, priority_class=priority
-        )
-        return jobset(request, self.namespace)
+        return made
 
     # --- what became of it
 

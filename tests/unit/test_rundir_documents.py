@@ -279,3 +279,24 @@ def test_last_start_counts_claims_without_a_trace(directory: RunDirectory) -> No
     runs.submit(directory, 2)
     assert directory.last_start(1) == 2
     assert directory.last_start(2) == 0
+
+
+def test_a_bucket_that_does_not_answer_at_once_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start must not end because of one answer that failed."""
+    answers = [StorageUnavailable("503"), StorageUnavailable("503"), True]
+
+    class Bucket:
+        def __init__(self, uri: str) -> None:
+            self.uri = uri
+
+        def present(self) -> bool:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    monkeypatch.setattr("trainer.rundir.gcs.GcsStore", Bucket)
+    assert RunDirectory.open("gs://bucket/run", sleep=lambda seconds: None).uri == "gs://bucket/run"
+    answers[:] = [StorageUnavailable("503")]
+    with pytest.raises(StorageUnavailable):
+        RunDirectory.open("gs://bucket/run", patience_seconds=0)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from trainer.errors import ConfigurationError, TruthUnknown
 from trainer.rundir.records import Head, Record, newer_version
 from trainer.rundir.store import AlreadyExists, NotFound, Store
-from trainer.rundir.swap import Patient, certain_create, certain_swap
+from trainer.rundir.swap import PATIENCE_SECONDS, Patient, certain_create, certain_swap
 
 R = TypeVar("R", bound=Record)
 HEAD = "HEAD"
@@ -26,7 +26,7 @@ class Documents:
     def __init__(
         self,
         store: Store,
-        patience_seconds: float = 30.0,
+        patience_seconds: float = PATIENCE_SECONDS,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,

@@ -223,7 +223,7 @@ class GcsStore:
         except api.GoogleAPICallError as error:
             raise self._translate(error, key) from error
         except _UNANSWERED as error:
-            raise StorageUnavailable(f"run directory {self.uri}: {key}: {type(error).__name__}: {error}") from error
+            raise StorageUnavailable(f"{self._named(key)}: {type(error).__name__}: {error}") from error
 
     def _translate(self, error: api.GoogleAPICallError, key: str) -> TrainerError:
         if error.code == 403:
@@ -232,7 +232,10 @@ class GcsStore:
                 "roles/storage.objectUser on this bucket"
             )
         # 401 (a token being renewed), 408, 429 and 5xx: all that is known is that nothing is known.
-        return StorageUnavailable(f"run directory {self.uri}: {key}: HTTP {error.code}: {error.message}")
+        return StorageUnavailable(f"{self._named(key)}: HTTP {error.code}: {error.message}")
+
+    def _named(self, key: str) -> str:
+        return f"run directory {self.uri}: {key}" if key else f"run directory {self.uri}"
 
     def _unfit(self, what: str) -> StoreRefused:
         return StoreRefused(f"run directory {self.uri}: this server is not usable: {what}; preconditions are ignored")

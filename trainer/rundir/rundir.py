@@ -61,7 +61,8 @@ class RunDirectory(Documents):
         Reading needs no write permission; the store is probed at the first write. Raises ConfigurationError when it is
         missing.
         """
-        return cls(open_store(uri, create), **options)
+        waiting = {name: options[name] for name in ("patience_seconds", "sleep") if name in options}
+        return cls(open_store(uri, create, **waiting), **options)
 
     # -- what the run is
 

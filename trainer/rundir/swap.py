@@ -17,6 +17,7 @@ from trainer.errors import StorageUnavailable
 from trainer.rundir.store import AlreadyExists, Blob, Conflict, NotFound, StorageFull, Store
 
 T = TypeVar("T")
+PATIENCE_SECONDS = 30.0
 
 
 def new_op_id() -> str:
