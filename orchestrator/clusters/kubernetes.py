@@ -6,6 +6,7 @@ for the first time – the copies of different kinds are not of one moment, and 
 because the news of it came later.
 """
 
+import contextlib
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -16,7 +17,7 @@ from orchestrator.clusters import kubernetes_objects as objects
 from orchestrator.clusters import kubernetes_quota as quota
 from orchestrator.clusters.base import ClusterUnavailable, ClusterView, Gang, GangRequest, SubmitConflict
 from orchestrator.clusters.kubernetes_api import ApiError, KubernetesApi, Object, configuration_from, current_namespace
-from orchestrator.clusters.kubernetes_caches import CLUSTER_QUEUES, FLAVORS, JOBSETS, LOCAL_QUEUES, NODES, Caches
+from orchestrator.clusters.kubernetes_caches import CLUSTER_QUEUES, FLAVORS, JOBSETS, LOCAL_QUEUES, NODES, PODS, Caches
 from orchestrator.clusters.kubernetes_gangs import Facts, gang_of
 from orchestrator.clusters.kubernetes_objects import JOBSET_UID, QUEUE_LABEL, label
 from orchestrator.jobset import check_gang, jobset
@@ -48,8 +49,9 @@ class KubernetesCluster:
     def check(self, run: TrainingRun) -> None:
         """Raises ConfigurationError for what Kubernetes cannot run, by our own rules and by the API server's.
 
-        A JobSet is submitted for each rung, as a dry run: CRD, webhooks and rights answer as they would. An API server
-        that does not answer now is no error of the run's.
+        A JobSet is submitted for each rung, as a dry run: CRD, webhooks and rights answer as they would. So is a pod of
+        it where pods may be created: what is wrong with one would otherwise show only in an event of a Job. An API
+        server that does not answer now is no error of the run's.
         """
         wanted = run.metadata.namespace
         if wanted is not None and wanted != self.namespace:
@@ -61,12 +63,9 @@ class KubernetesCluster:
                 text = str(error)
                 raise ConfigurationError(text.replace("spec.ladder ", f"spec.ladder[{index}].", 1)) from None
             try:
-                self._create(manifest, dry_run=True)
+                self._try(manifest)
             except ClusterUnavailable:
                 return
-            except ApiError as error:
-                if error.status != 409:
-                    raise
 
     def program(self, run: TrainingRun) -> Program:
         """What an attempt submitted now would run."""
@@ -163,6 +162,21 @@ class KubernetesCluster:
                 raise
             raise self._refused(error, "create") from error
 
+    def _try(self, manifest: Object) -> None:
+        """Submit a JobSet and a pod of it as dry runs. Raises ConfigurationError, ClusterUnavailable."""
+        # Before the JobSet: what it names is more exact.
+        template = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+        metadata = {**template["metadata"], "generateName": f"{manifest['metadata']['name']}-"}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+        query = {"dryRun": "All", "fieldValidation": "Strict"}
+        try:
+            self._api.request("POST", PODS.path(self.namespace), pod, query=query)
+        except ApiError as error:
+            if error.status != 404 and not _is_missing_right(error):
+                raise ConfigurationError(f"the cluster refuses the trainer's pod: {_fields(error)}") from error
+        with contextlib.suppress(ApiError):  # there is one of this name already
+            self._create(manifest, dry_run=True)
+
     def _refused(self, error: ApiError, verb: str) -> Exception:
         """What a refusal means to whoever can do something about it."""
         if error.status == 404:
@@ -170,7 +184,7 @@ class KubernetesCluster:
             return ClusterUnavailable(
                 f"JobSet is not installed, or namespace {self.namespace} does not exist: {error.message}"
             )
-        if error.status == 403 and " is forbidden: User " in f" {error.message}":
+        if _is_missing_right(error):
             return ConfigurationError(
                 f"not allowed: needed is the verb {verb} on {JOBSETS.resource} in namespace {self.namespace}; give it to "
                 f"the identity that untildone uses there. The API server says: {error.message}"
@@ -276,6 +290,11 @@ def connect(
 
 def _ends(gangs: list[Gang]) -> list[tuple[str, str]]:
     return [(g.uid, a.key) for g in gangs for a in g.admissions if a.ended is not None]
+
+
+def _is_missing_right(error: ApiError) -> bool:
+    """Not every 403 is one: webhooks, quota and Pod Security refuse with it too."""
+    return error.status == 403 and " is forbidden: User " in error.message
 
 
 def _fields(error: ApiError) -> str:

@@ -141,6 +141,9 @@ def _message(facts: Facts, phase: GangPhase, ending: bool, current: list[PodFact
         elif facts.terminal:
             what = said(condition(jobset, "Failed")) or "finished"
         return f"{what}; its last processes are ending"
+    if not current:
+        name = facts.jobset["metadata"]["name"] if facts.jobset else ""
+        return f"its pods have not been created yet; if it stays so, kubectl describe jobset {name} says why"
     pending = [p for p in current if p.pod["status"].get("phase", "Pending") == "Pending"]
     if pending:
         return f"{len(pending)} of {len(current)} pods have not started: {why_pending(pending[0])}"

@@ -79,7 +79,7 @@ class Small:
         return 200, {"metadata": {"resourceVersion": str(self.version)}, "items": found}
 
     def post(self, exchange: Exchange) -> tuple[int, Object]:
-        name = exchange.body["metadata"]["name"]
+        name = exchange.body["metadata"].get("name", "generated")
         if name in self.items.get(exchange.path, {}):
             return 409, {"reason": "AlreadyExists", "message": "exists", "details": {"name": name}}
         obj = json.loads(json.dumps(exchange.body))
@@ -350,10 +350,24 @@ def test_an_outage_is_never_an_empty_view(world: World) -> None:
 
 def test_check_tries_every_rung_and_creates_nothing(world: World) -> None:
     world.cluster.check(run())
-    assert [c["dryRun"] for c in world.small.created] == ["All", "All"]
-    replicas = [c["spec"]["replicatedJobs"][0]["replicas"] for c in world.small.created]
-    assert replicas == [1, 2]
-    assert world.small.items.get(JOBSETS) is None
+    assert [(c["kind"], c["dryRun"]) for c in world.small.created] == [("Pod", "All"), ("JobSet", "All")] * 2
+    assert [c["spec"]["replicatedJobs"][0]["replicas"] for c in world.small.created[1::2]] == [1, 2]
+    assert world.small.items == {}
+    world.cluster.submit(request())
+    world.cluster.check(run())  # one of its name is there already
+
+
+def test_check_says_what_is_wrong_with_a_pod_and_needs_no_right_for_that(world: World) -> None:
+    causes = [{"field": "spec.containers[0].image", "message": "Required value"}]
+    world.small.refusals["POST", PODS] = {"status": 422, "message": "invalid", "causes": causes}
+    with pytest.raises(ConfigurationError, match=r"refuses the trainer's pod: spec\.containers\[0\]\.image: Required"):
+        world.cluster.check(run())
+    security = 'pods "x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+    world.small.refusals["POST", PODS] = {"status": 403, "message": security}
+    with pytest.raises(ConfigurationError, match="violates PodSecurity"):
+        world.cluster.check(run())
+    world.small.refusals["POST", PODS] = {"status": 403, "message": RBAC.replace("jobsets.jobset.x-k8s.io", "pods")}
+    world.cluster.check(run())
 
 
 @pytest.mark.parametrize(
