@@ -12,7 +12,7 @@ from tests.lab import faults
 from tests.lab.api import Api
 from tests.lab.lab import Lab
 from tests.lab.queues import cluster_queue, cut, install_queue
-from tests.support.lab_objects import JOBSETS, jobset, wait
+from tests.support.lab_objects import JOBSETS, wait
 from tests.support.operated import (
     AppliedRun,
     OperatorProcess,
@@ -20,6 +20,7 @@ from tests.support.operated import (
     kubectl,
     object_names,
     operator,
+    rival,
 )
 
 pytestmark = pytest.mark.cluster
@@ -77,11 +78,11 @@ def test_preempted_and_admitted_again_in_its_place(lab: Lab, api: Api, keeper: O
     run.until_step(10)
     (owner,) = run.jobsets
     place = run.workload(owner)
-    api.create(jobset("high", "high", tmp_path / "high"))
+    api.create(rival("high", "high", tmp_path / "high"))
     run.until_status("Preempted")
     committed = run.committed
     # One that came later, of the same priority, must not be served first.
-    later = jobset("later", "low", tmp_path / "later")
+    later = rival("later", "low", tmp_path / "later")
     api.create(later)
     (tmp_path / "high" / "end").touch()
     run.until("the run trains again", lambda: run.condition("Training").get("status") == "True")
@@ -184,7 +185,7 @@ def test_a_deleted_run_leaves_no_jobset_and_keeps_its_directory(lab: Lab, api: A
     run.delete()
     wait("its JobSets are gone", lambda: not run.jobsets)
     assert run.committed >= 10
-    again = AppliedRun.apply(lab, "deleted", target=run.committed + 20, checkpoint=EVERY)
+    again = AppliedRun.apply(lab, "deleted", fresh=False, target=run.committed + 20, checkpoint=EVERY)
     again.wait_for("condition=Succeeded")
     again.verified()
 

@@ -17,8 +17,8 @@ from tests.lab import faults
 from tests.lab.api import Api
 from tests.lab.lab import Lab
 from tests.lab.queues import install_queue
-from tests.support.lab_objects import JOBSETS, jobset, wait
-from tests.support.operated import AppliedRun, OperatorProcess, install_crd
+from tests.support.lab_objects import JOBSETS, wait
+from tests.support.operated import AppliedRun, OperatorProcess, install_crd, rival
 
 pytestmark = pytest.mark.cluster
 KILLS = 50
@@ -96,7 +96,7 @@ def test_fifty_deaths_of_two_operators(lab: Lab, api: Api, tmp_path: Path) -> No
         )
         run.until_step(10, 180)
         # Preempted, and back.
-        api.create(jobset("high", "high", tmp_path / "high"))
+        api.create(rival("high", "high", tmp_path / "high"))
         run.until("preempted", lambda: not [p for p in run.pods if p["status"]["phase"] == "Running"], 120)
         (tmp_path / "high" / "end").touch()
         step = run.committed

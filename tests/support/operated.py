@@ -11,11 +11,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import urllib3
 import yaml
@@ -23,8 +23,9 @@ import yaml
 from tests.lab.api import Object
 from tests.lab.lab import Lab
 from tests.support.gang import ROOT, small_recipe
-from tests.support.lab_objects import wait
+from tests.support.lab_objects import jobset, wait
 from tests.support.lab_runs import BUCKET, COMPILED, LabRun, upload_corpus
+from trainer.hardware import device_type
 
 CRD = ROOT / "manifests" / "crd" / "untildone.dev_trainingruns.yaml"
 KIND = "/apis/untildone.dev/v1alpha1/namespaces/{}/trainingruns"
@@ -124,11 +125,14 @@ class AppliedRun:
         name: str,
         target: int = 12,
         namespace: str = "default",
+        fresh: bool = True,
         **spec: Any,
     ) -> "AppliedRun":
         """Apply a run of the small recipe on two hosts of v5p; `spec` replaces fields, in the words of the YAML."""
         document = run_document(lab, name, target, namespace, **spec)
         run = cls(lab, name, namespace, document)
+        if fresh:  # a lab that is used again still has the run directory of the last time
+            delete_objects(lab, document["spec"]["runDirectory"])
         kubectl(lab, "apply", "-f", "-", stdin=yaml.safe_dump(document))
         return run
 
@@ -241,8 +245,8 @@ class AppliedRun:
     def story(self) -> str:
         """Everything there is to know, for the message of a failing test."""
         parts = [f"status: {json.dumps(self.status, indent=1)}"]
-        for jobset in self.jobsets:
-            parts.append(f"jobset {jobset['metadata']['name']}: {json.dumps(jobset.get('status'))}")
+        for owner in self.jobsets:
+            parts.append(f"jobset {owner['metadata']['name']}: {json.dumps(owner.get('status'))}")
         for pod in self.pods:
             parts.append(f"pod {pod['metadata']['name']}: {json.dumps(pod.get('status', {}).get('phase'))}")
         with contextlib.suppress(Exception):
@@ -254,6 +258,18 @@ class AppliedRun:
     @property
     def _at(self) -> tuple[str, str]:
         return "-n", self.namespace
+
+
+def rival(name: str, priority: str, folder: Path, device: str = "v5p-2x2x2") -> Object:
+    """A JobSet of somebody else that wants a whole slice of two hosts, until FOLDER/end exists."""
+    made = jobset(name, priority, folder)
+    kind = device_type(device)
+    selector = {
+        "cloud.google.com/gke-tpu-accelerator": kind.gke_accelerator,
+        "cloud.google.com/gke-tpu-topology": kind.gke_topology,
+    }
+    made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["nodeSelector"] = selector
+    return made
 
 
 def run_document(lab: Lab, name: str, target: int, namespace: str = "default", **spec: Any) -> Object:
@@ -295,5 +311,9 @@ def object_names(lab: Lab, uri: str) -> set[str]:
     return {item["name"] for item in answer.json().get("items", [])}
 
 
-def sleep_until(deadline: float) -> None:
-    time.sleep(max(0.0, deadline - time.monotonic()))
+def delete_objects(lab: Lab, uri: str) -> None:
+    """Delete everything below a gs:// prefix in the lab's bucket."""
+    bucket = uri.removeprefix("gs://").partition("/")[0]
+    for name in object_names(lab, uri):
+        url = f"{lab.gcs_url}/storage/v1/b/{bucket}/o/{quote(name, safe='')}"
+        urllib3.request("DELETE", url, timeout=10.0)
