@@ -1,5 +1,6 @@
 """Real trainers in pods: restarted in place, preempted and moved to another device type, they train the same run."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.lab.lab import Lab
 from tests.lab.queues import install_queue
 from tests.support.lab_objects import jobset, started, wait
 from tests.support.lab_runs import LabRun
-from trainer.rundir.records import CommitRecord
+from trainer.rundir.records import CommitRecord, Request
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -55,18 +56,15 @@ def ended(run: LabRun, condition: str = "Completed") -> Object:
         found = run.api.get(path)
         return found if is_true(found, "Completed") or is_true(found, "Failed") else None
 
-    try:
-        found: Object = wait(f"{run.name} ends", over, SECONDS)
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{run.logs()}") from None
+    found: Object = until(run, f"{run.name} ends", over)
     assert is_true(found, condition), f"{found['status']}\n{run.logs()}"
     return found
 
 
-def committed(run: LabRun, step: int) -> None:
-    """Until this step is committed."""
+def until(run: LabRun, what: str, look: Callable[[], Any]) -> Any:
+    """What `look` gives once it is true; fails with the logs of the pods."""
     try:
-        wait(f"{run.name} commits step {step}", lambda: run.committed_step() >= step, SECONDS)
+        return wait(what, look, SECONDS)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{run.logs()}") from None
 
@@ -95,9 +93,12 @@ def test_two_hosts_of_two_processes_train_to_the_target(calm: Calm) -> None:
 def test_a_killed_pod_restarts_the_gang_and_it_resumes_exactly(
     lab: Lab, new_run: Callable[[str], LabRun], calm: Calm
 ) -> None:
+    """From the commit that was asked for a moment before: there was no other."""
     run = new_run("killed")
-    run.create(run.submit(SLICE, TARGET))
-    committed(run, 4)
+    run.create(run.submit(SLICE, TARGET, commit_every=1000))
+    run.rundir().request("now", Request(kind="commit", attempt=1, reason="a test", time=time.time()))
+    done = until(run, "the commit that was asked for", lambda: run.rundir().read_answer("now"))
+    assert done.start == 1
     victim = max(pod["metadata"]["name"] for pod in run.pods())
     assert faults.command(lab.ports["nodes"], "kill_pod", pod=victim) == 2
     jobset_after = ended(run)
@@ -106,7 +107,8 @@ def test_a_killed_pod_restarts_the_gang_and_it_resumes_exactly(
     assert again is not None
     assert again.restart_attempt == 1
     assert again.restored is not None
-    assert again.restored.step >= 4
+    assert again.restored.step == done.step
+    assert [record.ref.step for record in run.lineage()] == [TARGET, done.step]
     assert run.numbers() == calm.numbers
     assert run.lineage()[0].digest == calm.last.digest
     proven(run)
@@ -117,7 +119,7 @@ def test_a_preempted_run_commits_and_resumes_exactly_when_it_is_admitted_again(
 ) -> None:
     run = new_run("preempted")
     owner = run.create(run.submit(SLICE, TARGET))
-    committed(run, 4)
+    until(run, "a commit", run.committed_step)
     above = jobset("above", "high", tmp_path / "above")
     above["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = QUEUE
     api.create(above)
