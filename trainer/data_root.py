@@ -164,6 +164,7 @@ class GcsRoot:
                 from google.auth.credentials import AnonymousCredentials
                 from google.auth.exceptions import DefaultCredentialsError
                 from google.cloud import storage
+                from requests.adapters import HTTPAdapter
             except ImportError:
                 raise ConfigurationError(
                     f"{self._words.root} {self.uri} needs google-cloud-storage; install untildone[gcs]"
@@ -172,6 +173,10 @@ class GcsRoot:
                 emulated = bool(os.environ.get("STORAGE_EMULATOR_HOST"))
                 anonymous = {"project": "none", "credentials": AnonymousCredentials()} if emulated else {}
                 client = storage.Client(**anonymous)
+                # The default pool keeps 10 connections, and throws away those of the other threads after each read.
+                adapter = HTTPAdapter(pool_maxsize=self.read_threads)
+                for scheme in ("https://", "http://"):
+                    client._http.mount(scheme, adapter)
             except DefaultCredentialsError as error:
                 raise ConfigurationError(f"{self._words.root} {self.uri}: {error}") from None
         return client.bucket(self._bucket_name)

@@ -55,6 +55,18 @@ def test_the_same_corpus_below_a_folder_and_in_a_bucket(bucket: object, tmp_path
             assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
+def test_every_reading_thread_keeps_its_connection(
+    bucket: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = frozen(tmp_path)
+    for path in tmp_path.iterdir():
+        bucket.blob(f"many/{path.name}").upload_from_filename(path)  # type: ignore[attr-defined]
+    mix = Mix(made, "gs://tokens/many")
+    for _ in range(5):
+        mix.instances(np.arange(0, 366, 3, dtype=np.uint64))
+    assert "pool is full" not in caplog.text
+
+
 def test_what_is_wrong_in_a_bucket_is_named(bucket: object, tmp_path: Path) -> None:
     frozen(tmp_path)
     for name in ("f0.bin", "f1.bin", "h.bin"):
