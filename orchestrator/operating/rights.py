@@ -56,6 +56,15 @@ RIGHTS = (
     Right("kueue.x-k8s.io", "workloads", READ, Scope.RUNS, "queueing, admission and eviction of an attempt"),
     Right("kueue.x-k8s.io", "localqueues", READ, Scope.RUNS, "which ClusterQueue a run draws on"),
     Right("", "pods", READ, Scope.RUNS, "how the trainers are and how they ended"),
+    # Whoever may create JobSets can have any pod made: this gives nothing more.
+    Right(
+        "",
+        "pods",
+        ("create",),
+        Scope.RUNS,
+        "a dry run tells what is wrong with a pod before the run is accepted",
+        optional=True,
+    ),
     Right("", "configmaps", ("get",), Scope.RUNS, "recipes in ConfigMaps"),
     Right("", "events", ("create",), Scope.RUNS, "to tell what happened"),
     Right("", "namespaces", ("get",), Scope.CLUSTER, "its uid is the cluster's identity", name="kube-system"),

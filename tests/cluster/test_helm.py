@@ -31,13 +31,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
-
-
-@pytest.fixture(scope="module")
-def release(lab: Lab, cache: Path) -> Release:
-    return Release(lab, cache)
+def release(lab: Lab) -> Release:
+    return Release(lab)
 
 
 def test_the_api_server_accepts_everything(lab: Lab, release: Release) -> None:
@@ -72,20 +67,20 @@ def test_examples_are_accepted(lab: Lab, release: Release) -> None:
         kubectl(lab, "apply", "--dry-run=server", "-f", "-", stdin=text)
 
 
-def test_another_namespace_s_place_is_refused_by_condition(lab: Lab, release: Release, cache: Path) -> None:
-    stranger = AppliedRun.apply(lab, "stranger", cache, namespace="default")
+def test_another_namespace_s_place_is_refused_by_condition(lab: Lab, release: Release) -> None:
+    stranger = AppliedRun.apply(lab, "stranger", namespace="default")
     stranger.until("refused", lambda: stranger.condition("Ready").get("status") == "False")
     message = stranger.condition("Ready")["message"]
     assert "spec.runDirectory gs://runs/default/stranger" in message and "runDirectories.default" in message, message
     assert stranger.condition("Stalled")["status"] == "True" and not stranger.jobsets
     stranger.delete()
-    outside = AppliedRun.apply(lab, "outside", cache, namespace=TEAM, runDirectory="gs://other/outside")
+    outside = AppliedRun.apply(lab, "outside", namespace=TEAM, runDirectory="gs://other/outside")
     outside.until("refused", lambda: "gs://other/outside" in outside.condition("Ready").get("message", ""))
     outside.delete()
 
 
-def test_a_run_is_trained_with_exactly_the_rights_of_the_chart(lab: Lab, release: Release, cache: Path) -> None:
-    run = AppliedRun.apply(lab, "one", cache, target=80, namespace=TEAM, ladder=LADDER)
+def test_a_run_is_trained_with_exactly_the_rights_of_the_chart(lab: Lab, release: Release) -> None:
+    run = AppliedRun.apply(lab, "one", target=80, namespace=TEAM, ladder=LADDER)
     run.until_step(4, 180)
     run.patch(env=[{"name": "A_CHANGE", "value": "of the program"}])  # another attempt: the first JobSet is deleted
     run.wait_for("condition=Succeeded", 180)
@@ -93,7 +88,7 @@ def test_a_run_is_trained_with_exactly_the_rights_of_the_chart(lab: Lab, release
     run.verified()
 
     # A JobSet that is not ours has the name: it is read, and left alone.
-    foreign = run_document(lab, "taken", cache, 8, TEAM, ladder=LADDER)
+    foreign = run_document(lab, "taken", 8, TEAM, ladder=LADDER)
     lab.api.create(_jobset("taken-a1"))
     taken = AppliedRun(lab, "taken", TEAM, foreign)
     kubectl(lab, "apply", "-f", "-", stdin=yaml.safe_dump(foreign))
@@ -146,8 +141,8 @@ def test_upgrade_brings_new_values_and_the_new_definition(lab: Lab, release: Rel
     assert holder in {pod["metadata"]["name"] for pod in release.pods()}
 
 
-def test_uninstall_keeps_the_runs_and_what_runs(lab: Lab, release: Release, cache: Path) -> None:
-    run = AppliedRun.apply(lab, "kept", cache, target=8, namespace=TEAM, queue="never", ladder=LADDER)
+def test_uninstall_keeps_the_runs_and_what_runs(lab: Lab, release: Release) -> None:
+    run = AppliedRun.apply(lab, "kept", target=8, namespace=TEAM, queue="never", ladder=LADDER)
     run.until_status("Queued")
     uid = run.jobsets[0]["metadata"]["uid"]
     assert "trainingruns.untildone.dev" in release.helm("uninstall", NAME, "--wait")
@@ -163,13 +158,13 @@ def test_uninstall_keeps_the_runs_and_what_runs(lab: Lab, release: Release, cach
     wait("its JobSet goes with it", lambda: not run.jobsets)
 
 
-def test_in_one_namespace_with_the_least_rights(lab: Lab, release: Release, cache: Path) -> None:
+def test_in_one_namespace_with_the_least_rights(lab: Lab, release: Release) -> None:
     release.install(rbac={"clusterWide": False, "clusterReads": False}, watchNamespaces=[TEAM])
     answer = release.test()
     assert answer.count(" WARN ") == 6 and "may not list nodes (host failures and maintenance)" in answer, answer
-    run = AppliedRun.apply(lab, "small", cache, target=8, namespace=TEAM, ladder=LADDER)
+    run = AppliedRun.apply(lab, "small", target=8, namespace=TEAM, ladder=LADDER)
     run.wait_for("condition=Succeeded", 180)
-    elsewhere = AppliedRun.apply(lab, "elsewhere", cache, namespace="default", queue="never")
+    elsewhere = AppliedRun.apply(lab, "elsewhere", namespace="default", queue="never")
     assert not elsewhere.status
     elsewhere.delete()
     run.verified()

@@ -27,6 +27,10 @@ compares the two.
 - apiGroups: [""]
   resources: ["pods"]
   verbs: ["list", "watch"]
+# For dry runs: what is wrong with a pod is said before the run is accepted. Who may create JobSets has this anyway.
+- apiGroups: [""]
+  resources: ["pods"]
+  verbs: ["create"]
 - apiGroups: [""]
   resources: ["configmaps"]
   verbs: ["get"]
