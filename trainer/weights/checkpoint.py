@@ -5,6 +5,7 @@ takes 5.8 GB. Writing goes through Orbax, whose leaves here write themselves one
 """
 
 import json
+import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,9 @@ class CheckpointSource:
     @staticmethod
     def _block(array: Any) -> np.ndarray:
         """`array` in memory, read chunk column by chunk column: the largest thing beside the result is one chunk."""
+        import tensorstore
+
+        array = array[tensorstore.d[:].translate_to[0]]
         out = np.empty(array.shape, np.float32)
         if out.ndim == 1:
             out[...] = array.read().result()
@@ -111,6 +115,8 @@ def write_checkpoint(path: Path, description: Description, values: Iterator[tupl
     """
     import orbax.checkpoint as ocp
 
+    # It warns that no handler writes jax.Arrays, and that nothing is to be merged: both are meant.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     registry = ocp.type_handlers.create_type_handler_registry((_Leaf, _handler(values)))
     specs = param_specs(description.model)
     leaves = {name: _Leaf(spec.shape, spec.axes[0] == "layer") for name, spec in specs.items()}

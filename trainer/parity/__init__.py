@@ -1,0 +1,1 @@
+"""Whether our model computes what another implementation computes with the same weights."""
