@@ -68,7 +68,7 @@ class Lab:
     def environment(self) -> dict[str, str]:
         """For kubectl, and for clients of the GCS API."""
         gcs = {"STORAGE_EMULATOR_HOST": self.gcs_url, "TENSORSTORE_GCS_HTTP_URL": self.gcs_url}
-        return {"KUBECONFIG": str(self.kubeconfig), **gcs}
+        return {"KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self.folder / "kubectl"), **gcs}
 
     @classmethod
     def start(cls, folder: Path, pools: dict[str, int]) -> "Lab":
