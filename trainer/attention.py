@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Attention = Callable[[jax.Array, jax.Array, jax.Array, int], jax.Array]  # (q, k, v, window) as `attention` takes them
+# (q, k, v, window, documents) as `attention` takes them
+Attention = Callable[[jax.Array, jax.Array, jax.Array, int, jax.Array | None], jax.Array]
 BLOCKS = 4  # query blocks of a sequence: more leave out more of the mask, but make smaller matrix products
 MIN_BLOCK, MAX_BLOCK = 64, 1024  # queries per block; the upper bound is one on the scores in memory
 
@@ -22,11 +23,12 @@ def visible(queries: np.ndarray, keys: np.ndarray, window: int) -> np.ndarray:
     return (distance >= 0) & ((distance < window) if window > 0 else True)
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int) -> jax.Array:
-    """softmax(q kᵀ / √head_dim) v under the causal window.
+def attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, documents: jax.Array | None = None) -> jax.Array:
+    """softmax(q kᵀ / √head_dim) v under the causal window, within documents where they are given.
 
     q [batch, length, heads, head_dim]; k, v [batch, length, kv_heads, head_dim], heads a multiple of kv_heads (query
-    head h reads kv head h // (heads / kv_heads)). Scores and softmax in float32; returns q's shape and dtype.
+    head h reads kv head h // (heads / kv_heads)); documents int32 [batch, length], positions see those of an equal
+    number. Scores and softmax in float32; returns q's shape and dtype.
     """
     batch, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
@@ -36,13 +38,16 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int) -> jax.Arra
     for start in range(0, length, block):
         stop = min(start + block, length)
         first = 0 if window < 0 else max(0, start - window + 1)
-        mask = visible(np.arange(start, stop), np.arange(first, stop), window)
+        mask: np.ndarray | jax.Array = visible(np.arange(start, stop), np.arange(first, stop), window)
+        if documents is not None:
+            same = documents[:, start:stop, None] == documents[:, None, first:stop]
+            mask = (mask & same)[:, None, None]
         out.append(_block(q[:, start:stop], k[:, first:stop], v[:, first:stop], mask))
     return jnp.concatenate(out, axis=1).reshape(batch, length, heads, head_dim)
 
 
-def _block(q: jax.Array, k: jax.Array, v: jax.Array, mask: np.ndarray) -> jax.Array:
-    """q [b, s, kv, group, d] (scaled), k and v [b, t, kv, d], mask bool [s, t] -> [b, s, kv, group, d]."""
+def _block(q: jax.Array, k: jax.Array, v: jax.Array, mask: np.ndarray | jax.Array) -> jax.Array:
+    """q [b, s, kv, group, d] (scaled), k and v [b, t, kv, d], mask bool [s, t] or [b, 1, 1, s, t] -> q's shape."""
     scores = jnp.einsum("bskgd,btkd->bkgst", q, k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask, scores, -jnp.inf)
     return jnp.einsum("bkgst,btkd->bskgd", jax.nn.softmax(scores, axis=-1).astype(v.dtype), v)

@@ -191,7 +191,13 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 
 def layer(
-    x: jax.Array, w: Params, rope: tuple[jax.Array, jax.Array], model: Model, window: int, weights: Weights
+    x: jax.Array,
+    w: Params,
+    rope: tuple[jax.Array, jax.Array],
+    model: Model,
+    window: int,
+    weights: Weights,
+    documents: jax.Array | None = None,
 ) -> jax.Array:
     """One layer over x [batch, length, d_model]; `w` holds this layer's parameters as they are stored."""
     batch, length, _ = x.shape
@@ -207,8 +213,8 @@ def layer(
     q = norm(q, "q_norm").reshape(batch, length, model.n_heads, model.head_dim)
     k = norm(k, "k_norm").reshape(batch, length, model.n_kv_heads, model.head_dim)
     v = v.reshape(batch, length, model.n_kv_heads, model.head_dim)
-    context = weights.attend(apply_rope(q, *rope), apply_rope(k, *rope), v, window).reshape(batch, length, -1)
-    x = x + norm(matmul(context, "wo")[0], "attention_norm")
+    context = weights.attend(apply_rope(q, *rope), apply_rope(k, *rope), v, window, documents)
+    x = x + norm(matmul(context.reshape(batch, length, -1), "wo")[0], "attention_norm")
     gate, up = matmul(x, "w_gate", "w_up")
     return x + norm(matmul(jax.nn.silu(gate) * up, "w_down")[0], "mlp_norm")
 
@@ -223,11 +229,17 @@ def window_period(model: Model) -> tuple[int, ...]:
 
 
 def hidden_states(
-    params: Params, tokens: jax.Array, model: Model, weights: Weights, remat: Literal["none", "full"] = "none"
+    params: Params,
+    tokens: jax.Array,
+    model: Model,
+    weights: Weights,
+    remat: Literal["none", "full"] = "none",
+    documents: jax.Array | None = None,
 ) -> jax.Array:
     """The normed output of the last layer [batch, length, d_model], in the compute dtype; tokens int32 [batch, length].
 
-    Compiles one copy of the repeating window pattern and scans over it.
+    `documents` int32 [batch, length] keeps attention within equal numbers. Positions need no restart at a document's
+    beginning: attention sees their differences only. Compiles one copy of the repeating window pattern and scans over it.
     """
     x = weights.lookup("embedding", params["embedding"], tokens)
     period = window_period(model)
@@ -239,7 +251,7 @@ def hidden_states(
     stacks = {name: params[name] for name, spec in param_specs(model).items() if spec.axes[0] == "layer"}
 
     def one(x: jax.Array, w: Params, window: int) -> jax.Array:
-        return layer(x, w, ropes[window], model, window, weights)
+        return layer(x, w, ropes[window], model, window, weights, documents)
 
     if remat == "full":
         one = jax.checkpoint(one, static_argnums=(2,))
@@ -271,16 +283,20 @@ def next_token_loss(
     weights: Weights,
     z_loss: float,
     remat: Literal["none", "full"] = "none",
+    has_target: jax.Array | None = None,
+    documents: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """(objective, ce) of predicting each token from those before it: sums over the batch, not means.
 
-    `objective` f32 [] is Σ (CE + z_loss·logsumexp²) over batch × (length - 1) targets, `ce` f32 [batch] Σ CE per row.
-    The last position has no target. Tokens int32 [batch, length].
+    `objective` f32 [] is Σ (CE + z_loss·logsumexp²) over the targets, `ce` f32 [batch] Σ CE per row. Tokens int32
+    [batch, length]; `has_target` f32 [batch, length] is 1 where the next token is to be predicted, by default everywhere
+    but at the last position. `documents` as in `hidden_states`.
     """
     batch, length = tokens.shape
-    hidden = hidden_states(params, tokens, model, weights, remat)
+    hidden = hidden_states(params, tokens, model, weights, remat, documents)
     targets = jnp.roll(tokens, -1, axis=1)
-    has_target = jnp.broadcast_to(jnp.arange(length) < length - 1, (batch, length)).astype(jnp.float32)
+    if has_target is None:
+        has_target = jnp.broadcast_to(jnp.arange(length) < length - 1, (batch, length)).astype(jnp.float32)
     flat = hidden.reshape(batch * length, -1)
     head = weights.get("head", params["head"])
     objective, ce = head_loss(flat, head, targets.reshape(-1), has_target.reshape(-1), z_loss)

@@ -24,7 +24,7 @@ DTYPE_BYTES = {"uint8": 1, "uint16": 2, "uint32": 4}
 
 # Fields younger than the first runs. Where one is at its default it is left out of the fingerprint, so that a run begun
 # before it existed keeps its own.
-ADDED = {"model": ("yarn",)}
+ADDED = {"model": ("yarn",), "data": ("packing", "mask_documents", "repetition_filter")}
 
 
 class Yarn(Frozen):
@@ -100,6 +100,22 @@ class Order(Frozen):
     version: Literal[1] = 1
 
 
+class RepetitionFilter(Frozen):
+    """Leave instances out of the loss in which a pattern of so many tokens stands so often in a row (OLMo-core)."""
+
+    min_period: int = Field(default=1, ge=1)
+    max_period: int = Field(default=13, ge=1)
+    max_count: int = Field(default=32, ge=3)
+
+
+class Packing(Frozen):
+    """data.files are made from these by `python -m trainer data pack`: whole documents, best fit decreasing."""
+
+    sources: tuple[str, ...] = Field(min_length=1, description="token files, relative to their root, in packing order")
+    group_size: int = Field(gt=0, description="sources whose documents are packed together, into one of data.files")
+    pad_id: int = Field(ge=0, description="fills an instance up; never a target, and in no document")
+
+
 class Data(Frozen):
     """The training mix and the held-out set. Instance i: files in this order, each cut into whole windows."""
 
@@ -107,8 +123,13 @@ class Data(Frozen):
     held_out: tuple[DataFile, ...] = ()
     dtype: Literal["uint8", "uint16", "uint32"] = "uint32"
     eos_id: int = Field(ge=0)
-    omitted_files: tuple[str, ...] = Field(default=(), description="files of the original mix left out on purpose")
+    omitted_files: tuple[str, ...] = Field(
+        default=(), description="files of the original mix left out on purpose; taken out of `files`"
+    )
     order: Order
+    packing: Packing | None = None
+    mask_documents: bool = Field(default=False, description="no attention across an eos_id; each document by itself")
+    repetition_filter: RepetitionFilter | None = None
 
 
 class Optimizer(Frozen):

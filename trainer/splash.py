@@ -19,14 +19,16 @@ def attention_for(platform: str) -> Attention:
     return splash_attention if platform == "tpu" else attention
 
 
-def splash_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int) -> jax.Array:
+def splash_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, window: int, documents: jax.Array | None = None
+) -> jax.Array:
     """As `trainer.attention.attention`, which also computes what the kernel has no blocks for. Lowers for TPU only."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     length, heads, head_dim = q.shape[1:]
     block = math.gcd(length, BLOCK)
     if block % LANES or head_dim % LANES:
-        return attention(q, k, v, window)
+        return attention(q, k, v, window, documents)
     whole = (length, length)
     mask = splash.CausalMask(whole) if window < 0 else splash.LocalMask(whole, (window - 1, 0), 0)
     kernel = splash.make_splash_mha(
@@ -45,5 +47,8 @@ def splash_attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int) -> j
     )
     # The kernel takes one sequence, heads first, and does not scale.
     scaled = q * (1 / math.sqrt(head_dim))
-    out = jax.vmap(kernel)(*(jnp.swapaxes(x, 1, 2) for x in (scaled, k, v)))
+    rows = [jnp.swapaxes(x, 1, 2) for x in (scaled, k, v)]
+    if documents is not None:
+        rows.append(splash.SegmentIds(q=documents, kv=documents))
+    out = jax.vmap(kernel)(*rows)
     return jnp.swapaxes(out, 1, 2).astype(q.dtype)

@@ -18,6 +18,7 @@ from trainer.model import Params, init_params, next_token_loss
 from trainer.optimizer import Window, adamw, append, clip_coefficient, empty_window, is_spike
 from trainer.plan import Plan
 from trainer.recipe import Recipe
+from trainer.rows import all_are_targets, read_rows
 from trainer.schedule import learning_rate
 from trainer.sharding import (
     AXIS,
@@ -83,7 +84,7 @@ def make_train_step(
     """Jitted `(state, batch) -> (state, metrics)`; the old state is donated, all metrics are replicated.
 
     Batch: {"tokens": int32 [accumulation, R, S], "ids": uint32 [accumulation, R, 2]}, R = data_parallel · micro_batch,
-    axis 1 over the devices. Metrics: loss (mean CE over global_batch·(S-1) targets, without z-loss), grad_norm (before
+    axis 1 over the devices. Metrics: loss (mean CE over the global batch's targets, without z-loss), grad_norm (before
     clipping), lr, skipped (bool: the parameters were left alone), finite (bool), ids_hash and data_hash (uint32 [2], of
     the batch that arrived). A loss that is not finite leaves the whole state as it was, step included. A finite loss
     with a gradient norm that is not counts as skipped and is not remembered: it would blind the rule for 128 steps.
@@ -116,24 +117,34 @@ def _loss_and_grad(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
     """`(params, batch) -> (loss, gradients, their norm, hashes uint32 [4])` over the whole mesh."""
     model, pspecs = recipe.model, param_pspecs(recipe.model, mesh)
     weights = sharded_weights(model, mesh, recipe.compute_dtype)
-    scale = 1 / (recipe.global_batch * (recipe.sequence_length - 1))
+    data, whole = recipe.data, recipe.global_batch * (recipe.sequence_length - 1)
     replicated_names = [name for name in pspecs if AXIS not in pspecs[name]]
     rows = plan.micro_batch
 
-    def one(params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
+    def one(params: Params, tokens: jax.Array, scale: float | jax.Array) -> tuple[jax.Array, Params]:
+        has_target, documents, _ = read_rows(tokens, data)
+
         def objective(params: Params) -> tuple[jax.Array, jax.Array]:
-            total, ce = next_token_loss(params, tokens, model, weights, recipe.optimizer.z_loss, plan.remat)
+            total, ce = next_token_loss(
+                params, tokens, model, weights, recipe.optimizer.z_loss, plan.remat, has_target, documents
+            )
             return total * scale, jnp.sum(ce) * scale
 
         (_, ce), grads = jax.value_and_grad(objective, has_aux=True)(params)
         return ce, grads
 
     def accumulate(params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
+        scale = 1 / (whole if all_are_targets(data) else targets_in_batch(tokens))
         if plan.accumulation == 1:
-            return one(params, tokens[0])
+            return one(params, tokens[0], scale)
         zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
-        total, _ = jax.lax.scan(lambda c, t: (jax.tree.map(jnp.add, c, one(params, t)), None), zero, tokens)
+        total, _ = jax.lax.scan(lambda c, t: (jax.tree.map(jnp.add, c, one(params, t, scale)), None), zero, tokens)
         return total
+
+    def targets_in_batch(tokens: jax.Array) -> jax.Array:
+        """f32 []: the global batch's, known before the first of its rows is computed: one denominator for all."""
+        counts = jax.lax.map(lambda t: jnp.sum(read_rows(t, data).counted), tokens)
+        return jnp.maximum(jax.lax.psum(jnp.sum(counts), AXIS), 1).astype(jnp.float32)
 
     def local(params: Params, batch: Batch) -> tuple[Any, ...]:
         tokens, ids = batch["tokens"], batch["ids"]
@@ -177,17 +188,22 @@ def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
     model = recipe.model
     weights = sharded_weights(model, mesh, recipe.compute_dtype)
 
-    def local(params: Params, batch: Batch) -> jax.Array:
-        return jax.lax.map(lambda tokens: next_token_loss(params, tokens, model, weights, 0.0)[1], batch["tokens"])
+    def one(params: Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        has_target, documents, count = read_rows(tokens, recipe.data, training=False)
+        ce = next_token_loss(params, tokens, model, weights, 0.0, "none", has_target, documents)[1]
+        return ce, count
+
+    def local(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.map(lambda tokens: one(params, tokens), batch["tokens"])
 
     rows = PartitionSpec(None, AXIS)
     mapped = jax.shard_map(
-        local, mesh=mesh, in_specs=(param_pspecs(model, mesh), BATCH_PSPECS), out_specs=rows, check_vma=False
+        local, mesh=mesh, in_specs=(param_pspecs(model, mesh), BATCH_PSPECS), out_specs=(rows, rows), check_vma=False
     )
 
     def eval_step(params: Params, batch: Batch) -> Metrics:
-        ce = mapped(params, batch)
-        return {"ce_sum": ce, "count": jnp.full(ce.shape, recipe.sequence_length - 1, jnp.int32)}
+        ce, count = mapped(params, batch)
+        return {"ce_sum": ce, "count": count}
 
     shardings = (param_shardings(model, mesh), batch_shardings(mesh))
     return jax.jit(eval_step, in_shardings=shardings, out_shardings=replicated(mesh))

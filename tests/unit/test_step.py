@@ -163,9 +163,9 @@ def test_evaluation_is_the_loss_per_instance() -> None:
 
 
 def test_the_first_dimension_that_divides_is_sharded() -> None:
-    spec = ParamSpec((2, 12, 16), ("layer", "embed", "mlp"), "ones", "")
+    spec = ParamSpec((2, 12, 16), ("layer", "embed", "mlp"), "ones", "", "")
     assert [sharded_dim(spec, n) for n in (1, 2, 4, 8, 16, 32)] == [-2, -2, -2, -1, -1, None]
-    assert sharded_dim(ParamSpec((16,), ("norm",), "ones", ""), 2) is None
+    assert sharded_dim(ParamSpec((16,), ("norm",), "ones", "", ""), 2) is None
 
 
 def test_a_mesh_that_is_not_the_plan_s_is_refused() -> None:

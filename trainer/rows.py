@@ -1,0 +1,48 @@
+"""What the tokens of an instance say about themselves: which are targets, and where documents begin.
+
+All of it is a function of the tokens and the recipe, computed where the tokens are. So nothing travels beside them that
+could get out of step with them, and the hash of the tokens covers it.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from trainer.data.filter import keeps
+from trainer.recipe import Data
+
+
+class Rows(NamedTuple):
+    """Instances as the loss takes them."""
+
+    targets: jax.Array  # f32 [batch, length]: 1 where the next token is to be predicted, else 0
+    documents: jax.Array | None  # int32 [batch, length]: attention stays within equal numbers; None: it may go anywhere
+    counted: jax.Array  # int32 [batch]: what each instance adds to the denominator of the loss
+
+
+def all_are_targets(data: Data) -> bool:
+    """Whether every position but the last of every instance is one, so that nothing need be counted."""
+    return data.packing is None and data.repetition_filter is None
+
+
+def read_rows(tokens: jax.Array, data: Data, training: bool = True) -> Rows:
+    """The rows of tokens int32 [batch, length].
+
+    Padding is no target. An instance that the repetition filter refuses has no targets, but counts with all its tokens,
+    as in OLMo-core's train module; the filter is for training only.
+    """
+    length = tokens.shape[1]
+    targets = jnp.broadcast_to(jnp.arange(length) < length - 1, tokens.shape)
+    if data.packing is not None:
+        targets &= jnp.roll(tokens, -1, axis=1) != data.packing.pad_id
+    counted = jnp.sum(targets, axis=1, dtype=jnp.int32)
+    if data.repetition_filter is not None and training:
+        kept = keeps(tokens, data.repetition_filter, jnp)
+        targets &= kept[:, None]
+        counted = jnp.where(kept, counted, length)
+    documents = None
+    if data.mask_documents:
+        is_end = (tokens == data.eos_id).astype(jnp.int32)
+        documents = jnp.cumsum(is_end, axis=1) - is_end  # an eos_id is the last token of its own document
+    return Rows(targets.astype(jnp.float32), documents, counted)
