@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from orchestrator.api import TrainingRun
 from orchestrator.daemon import Look
 from orchestrator.decisions import (
+    AppendEnding,
     DeleteGang,
     Done,
     Freeze,
@@ -50,6 +51,8 @@ REASONS: dict[Category, str] = {
 NORMAL: frozenset[Category] = frozenset(
     {"preempted", "maintenance", "plan-change", "completed", "unknown-while-absent"}
 )
+# After these the gang comes up again where it was, without waiting in the queue.
+RESTARTED: frozenset[Category] = frozenset({"host-failure", "hang", "storage", "unknown", "unknown-while-absent"})
 
 
 @dataclass(frozen=True)
@@ -126,8 +129,8 @@ def _ledger(look: Look) -> Iterator[Happening]:
 
 def _attempt(look: Look) -> Iterator[Happening]:
     o = look.observation
-    if o.head is None or o.spec is None:
-        return
+    if o.head is None or o.spec is None or isinstance(look.decision, AppendEnding):
+        return  # first the end of what was before
     where, start = shown(o.spec.plan), o.current_start
     at = (o.attempt, 0)
     if o.submitted is not None:
@@ -135,8 +138,11 @@ def _attempt(look: Look) -> Iterator[Happening]:
         yield Happening(f"submitted/{o.attempt}", "Submitted", note, at)
     admission = o.live_admission
     if admission is not None and o.gang is not None:
-        note = f"{o.gang.name} was admitted on {where}"
-        yield Happening(f"admitted/{o.attempt}/{o.gang.uid}/{admission.key}", "Admitted", note, at)
+        last = o.endings[-1] if o.endings and o.endings[-1].attempt == o.attempt else None
+        again = last is not None and last.cause in RESTARTED
+        note = f"{o.gang.name} {'comes up again' if again else 'was admitted'} on {where} ({admission.key})"
+        what = f"admitted/{o.attempt}/{o.gang.uid}/{admission.key}"
+        yield Happening(what, "Restarted" if again else "Admitted", note, at)
     if start is None or start.record is None:
         return
     restored, now = start.record.restored, (o.attempt, start.start)
@@ -185,7 +191,7 @@ def _state(run: TrainingRun, look: Look) -> Iterator[Happening]:
             yield Happening(f"switching/{spec.attempt}", "Switching", _note(note), at)
         case StopForPlanChange(name, uid, _, why):
             yield Happening(f"stopping/{uid}", "Stopping", _note(f"{name} is stopped: {why}"), at)
-        case DeleteGang(name, uid, _, why):
+        case DeleteGang(name, uid, _, why) if o.gang is not None and o.gang.uid == uid:
             yield Happening(f"stopping/{uid}", "Stopping", _note(f"{name} is deleted: {why}"), at)
 
 

@@ -4,11 +4,12 @@ Done once for each generation of a spec, in threads of their own, because it can
 a refusal is looked at again from time to time, since the cause may be a file that somebody mends.
 """
 
+import contextlib
 import random
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import structlog
@@ -68,7 +69,7 @@ class Preparation:
         self._lock = threading.Lock()
         self._pause = FIRST_PAUSE_SECONDS
         self._again_at = float("-inf")
-        self._running: Future[None] | None = None
+        self._running = False
         self._outcome: Outcome | None = None
         self._cancelled = False
 
@@ -82,13 +83,15 @@ class Preparation:
         with self._lock:
             if isinstance(self._outcome, Prepared) or self._cancelled:
                 return None
-            if self._running is not None:
+            if self._running:
                 return None  # `done` will be called
             left = self._again_at - self._monotonic()
             if left > 0:
                 return left
-            self._running = self._threads.submit(self._work)
-            return None
+            self._running = True
+        with contextlib.suppress(RuntimeError):  # the operator is about to end
+            self._threads.submit(self._work)
+        return None
 
     def reject(self, message: str) -> None:
         """What was prepared turned out to be refused by the run itself."""
@@ -119,7 +122,7 @@ class Preparation:
                 self._pause = min(LONGEST_PAUSE_SECONDS, 2 * self._pause)
             self._outcome = outcome
             self._again_at = self._monotonic() + pause * random.uniform(0.8, 1.0)
-            self._running = None
+            self._running = False
         self._done()
 
 
