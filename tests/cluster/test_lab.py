@@ -128,6 +128,49 @@ pathlib.Path({str(tmp_path / "answers")!r}).write_text(repr(answers))
     api.delete(f"{PODS}/asks")
 
 
+def test_containers_have_their_volumes_and_one_folder_with_all_pods(api: Api, tmp_path: Path) -> None:
+    """/tmp of its own for each container, though the lab itself may lie below this machine's."""
+    script = f"""
+import os, pathlib
+me = os.environ["ME"]
+assert not list(pathlib.Path("/tmp").iterdir()) and not list(pathlib.Path("/dev/shm").glob("mine-*"))
+pathlib.Path("/tmp/mine").write_text(me)
+pathlib.Path(f"/dev/shm/mine-{{me}}").touch()
+pathlib.Path(f"/run/lab/{tmp_path.name}-{{me}}").write_text(pathlib.Path("/run/given/word").read_text())
+assert [p.name for p in pathlib.Path("/tmp").iterdir()] == ["mine"]
+"""
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "given", "namespace": "default"}}
+    api.create({**config, "data": {"word": "hello"}})
+    pod = plain_pod("volumes", script)
+    (one,) = pod["spec"]["containers"]
+    pod["spec"]["volumes"] = [
+        *({"name": f"tmp-{n}", "emptyDir": {}} for n in "ab"),
+        *({"name": f"shm-{n}", "emptyDir": {"medium": "Memory"}} for n in "ab"),
+        {"name": "given", "configMap": {"name": "given"}},
+    ]
+    pod["spec"]["containers"] = [
+        {
+            **one,
+            "name": n,
+            "env": [{"name": "ME", "value": n}],
+            "volumeMounts": [
+                {"name": f"tmp-{n}", "mountPath": "/tmp"},
+                {"name": f"shm-{n}", "mountPath": "/dev/shm"},
+                {"name": "given", "mountPath": "/run/given"},
+            ],
+        }
+        for n in "ab"
+    ]
+    api.create(pod)
+    wait("it ended", lambda: phase(api, "volumes") in ("Succeeded", "Failed"), 20)
+    assert phase(api, "volumes") == "Succeeded"
+    script = f"import pathlib; assert len(list(pathlib.Path('/run/lab').glob('{tmp_path.name}-*'))) == 2"
+    api.create(plain_pod("later", script))
+    wait("it found both", lambda: phase(api, "later") == "Succeeded", 20)
+    for name in ("volumes", "later"):
+        api.delete(f"{PODS}/{name}")
+
+
 def test_a_silent_host_is_not_ready_and_its_process_lives_on(lab: Lab, api: Api, tmp_path: Path) -> None:
     node, alive = "tpu7x-2x2x2-1-0", tmp_path / "alive"
     script = f"import pathlib, time\nwhile True: pathlib.Path({str(alive)!r}).touch(); time.sleep(0.1)"
@@ -147,10 +190,10 @@ def test_a_silent_host_is_not_ready_and_its_process_lives_on(lab: Lab, api: Api,
 
 
 def test_two_labs_side_by_side_and_nothing_is_left(tmp_path: Path, lab: Lab) -> None:
-    other = Lab.start(tmp_path / "other", {"v5p-2x2x1": 1})
+    other = Lab.start(tmp_path / "other", {"v6e-2x2": 1})
     try:
         names = {node["metadata"]["name"] for node in other.api.items("/api/v1/nodes")}
-        assert names == {"system-0", "v5p-2x2x1-0-0"}
+        assert names == {"system-0", "v6e-2x2-0-0"}
         assert not names - {"system-0"} & {node["metadata"]["name"] for node in lab.api.items("/api/v1/nodes")}
     finally:
         command = [sys.executable, "-m", "tests.lab.down", "--folder", str(other.folder)]
