@@ -17,6 +17,7 @@ from orchestrator.preparing import STORE_PATIENCE_SECONDS, prepare
 from orchestrator.registry import KnownRun
 from trainer.errors import ConfigurationError, StorageUnavailable, TrainerError, TruthUnknown
 from trainer.rundir.rundir import RunDirectory
+from trainer.rundir.store import StoreMissing
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ def glance(known: KnownRun, local: Path) -> Glance:
     except (StorageUnavailable, TruthUnknown) as error:
         return Glance(_unknown(known, str(error), "ask again"), None)
     except TrainerError as error:
+        if isinstance(error, StoreMissing) and not known.file:
+            raise  # nobody but the caller says that there is a run
         what = _unknown(known, str(error), "nothing, until the request is corrected")
         return Glance(what.model_copy(update={"status": "Refused"}), None)
     return Glance(found, began)

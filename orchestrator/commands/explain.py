@@ -5,24 +5,38 @@ from pathlib import Path
 import click
 
 from orchestrator.cli import Exit
-from orchestrator.commands.output import json_option, local_option, painted, write_json
+from orchestrator.commands.output import cluster_options, json_option, local_option, painted, write_json
 
 
 @click.command("explain")
 @click.argument("run")
+@cluster_options
 @local_option
 @json_option
-def explain_command(run: str, local: Path | None, as_json: bool) -> int:
+def explain_command(
+    run: str,
+    local: Path | None,
+    namespace: str | None,
+    kubeconfig: Path | None,
+    context: str | None,
+    as_json: bool,
+) -> int:
     """Say what RUN (a name, or a run directory) does or waits for, since when, on what evidence, and what is next.
 
-    It looks once and decides as an orchestrator would, but carries nothing out. Exits 5 when the truth is not known.
+    With -n, RUN is a TrainingRun in that namespace of a Kubernetes cluster. It looks once and decides as an orchestrator would, but carries nothing out. Exits 5 when the truth is not known.
     """
     from orchestrator.explain import render
     from orchestrator.looking import glance
     from orchestrator.registry import default_local, find_run
 
-    state = local or default_local()
-    found = glance(find_run(state, run), state).explanation
+    if namespace is not None:
+        from orchestrator.clusters.kubernetes_api import KubernetesApi, configuration_from
+        from orchestrator.looking_in_cluster import explain_in_cluster
+
+        found = explain_in_cluster(KubernetesApi(configuration_from(kubeconfig, context)), namespace, run)
+    else:
+        state = local or default_local()
+        found = glance(find_run(state, run), state).explanation
     if as_json:
         write_json("RunExplanation", found.model_dump(mode="json"))
     else:

@@ -140,3 +140,16 @@ def local_option[F: Callable[..., Any]](function: F) -> F:
         type=click.Path(file_okay=False, path_type=Path),
         help="State folder of the local cluster.  [default: $XDG_STATE_HOME/untildone/local]",
     )(function)
+
+
+def cluster_options[F: Callable[..., Any]](function: F) -> F:
+    """--namespace, --kubeconfig and --context, as kubectl has them."""
+    for option in (
+        click.option("--context", metavar="NAME", help="Context of the kubeconfig."),
+        click.option(
+            "--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Default: as kubectl has it."
+        ),
+        click.option("-n", "--namespace", metavar="NAME", help="Of a TrainingRun in a Kubernetes cluster."),
+    ):
+        function = option(function)
+    return function

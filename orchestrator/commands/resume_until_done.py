@@ -5,16 +5,14 @@ from pathlib import Path
 
 import click
 
-from orchestrator.commands.output import file_option, json_option, seconds_option
+from orchestrator.commands.output import cluster_options, file_option, json_option, seconds_option
 
 POLL_SECONDS = 10.0  # of the run directory; the cluster tells its news
 
 
 @click.command("resume-until-done")
 @file_option
-@click.option("-n", "--namespace", metavar="NAME", help="Default: the run's metadata.namespace, then as for kubectl.")
-@click.option("--kubeconfig", type=click.Path(dir_okay=False, path_type=Path), help="Default: as kubectl has it.")
-@click.option("--context", metavar="NAME", help="Context of the kubeconfig.")
+@cluster_options
 @click.option(
     "--timeout", metavar="TIME", callback=seconds_option, help="Stop looking after it after this long; exit 3."
 )
@@ -35,7 +33,7 @@ def resume_until_done_command(
 
     It needs JobSet and Kueue in the cluster, but neither the operator nor its CustomResourceDefinition. Interrupted,
     killed or called again, it adopts what it finds; Ctrl-C ends only this command. While somebody else looks after the
-    run it waits, and says so.
+    run it waits, and says so. The namespace is that of -n, else of the file, else as for kubectl.
     """
     from orchestrator.api import load_run
     from orchestrator.clusters.kubernetes import KubernetesCluster
