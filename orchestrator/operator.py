@@ -69,6 +69,7 @@ class Operator:
         self._clusters: dict[str, Cluster] = {}
         self._keepers: dict[Key, Keeper] = {}
         self._visits: dict[int, float] = {}  # worker → since when
+        self._told: dict[str, float] = {}  # missing right → when it was told
         self._lock = threading.Lock()
         self._workers: list[threading.Thread] = []
         self._threads = ThreadPoolExecutor(PREPARERS, thread_name_prefix="prepare")
@@ -96,11 +97,8 @@ class Operator:
                 worker = threading.Thread(target=self._work, args=(number,), name=f"worker-{number}", daemon=True)
                 self._workers.append(worker)
                 worker.start()
-            told = 0.0
             while not stopping.wait(POLL_SECONDS):
-                if time.monotonic() - told > TELL_EVERY_SECONDS:
-                    told = time.monotonic()
-                    self._tell_rights()
+                self._tell_rights()
             self._leave(leading)
 
     # -- news
@@ -246,10 +244,15 @@ class Operator:
         return None
 
     def _tell_rights(self) -> None:
-        """Without these nothing is known of any run, so there is no run to show it on."""
-        for reflector in self.runs.values():
-            if reflector.forbidden:
-                self.log.error("a right is missing", error=reflector.forbidden + RIGHTS)
+        """Rights that no run can show: without some nothing is known of any, without others just less of all."""
+        missing = [reflector.forbidden for reflector in self.runs.values() if reflector.forbidden]
+        for scope in self.runs:
+            missing += self.caches.warnings(scope or "")
+        now = time.monotonic()
+        for message in missing:
+            if now - self._told.get(message, float("-inf")) > TELL_EVERY_SECONDS:
+                self._told[message] = now
+                self.log.error("a right is missing", error=message + RIGHTS)
 
 
 def _wanted(obj: Object) -> object:

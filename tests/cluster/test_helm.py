@@ -5,7 +5,6 @@ In this order, on one installation: each test leaves it as the next one needs it
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import yaml
