@@ -190,7 +190,23 @@ class Recipe(Frozen):
             )
         if len(train) != len(self.data.files):
             raise ValueError("data.files names a file twice; its instances would be read twice per epoch")
+        if self.data.packing is not None:
+            self._check_packing(self.data.packing)
         return self
+
+    def _check_packing(self, packing: Packing) -> None:
+        made = -(-len(packing.sources) // packing.group_size)
+        if made != len(self.data.files):
+            raise ValueError(
+                f"data.files has {len(self.data.files)} files, but {len(packing.sources)} sources in groups of "
+                f"{packing.group_size} make {made}"
+            )
+        if packing.pad_id == self.data.eos_id:
+            raise ValueError(f"data.packing.pad_id {packing.pad_id} is data.eos_id: padding would be made of documents")
+        if packing.pad_id >= self.model.vocab_size:
+            raise ValueError(
+                f"data.packing.pad_id {packing.pad_id} is not below model.vocab_size {self.model.vocab_size}"
+            )
 
     def fingerprint(self) -> str:
         """sha256 of all that decides the numbers; the name is not among it."""

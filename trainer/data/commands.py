@@ -1,4 +1,4 @@
-"""`python -m trainer data tokenize | order | audit`. Plain text when piped, a progress bar on a terminal.
+"""`python -m trainer data tokenize | pack | check | order | audit`. Plain text when piped, a progress bar on a terminal.
 
 Exit codes of `audit`: 0 clean, 1 a problem was found, 4 no such run. Other errors carry their own (trainer/errors.py).
 """
@@ -74,6 +74,32 @@ def check(reference: str, data_root: str, overrides: tuple[str, ...]) -> None:
     where = "none of them in the training files" if whole else "none of them in a sample of the training files"
     click.echo(
         f"{recipe.instances:,} training instances in {len(recipe.data.files):,} files; {held_out:,} held out, {where}"
+    )
+
+
+@data.command()
+@click.option("--recipe", "reference", required=True, help="Recipe name or file, one with data.packing.")
+@click.option("--data-root", required=True, help="Folder or gs:// prefix of the sources.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the packed files.")
+@click.option("--processes", default=1, show_default=True, type=click.IntRange(1), help="Groups packed at a time.")
+@click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Recipe override.")
+def pack(reference: str, data_root: str, out: Path, processes: int, overrides: tuple[str, ...]) -> None:
+    """Pack whole documents into instances of the recipe's length, and write them as its token files.
+
+    Needs memory for two copies of a group's files per process. What is there already is left alone.
+    """
+    from trainer.data.packing import write_packed
+    from trainer.recipe import load, parse_overrides
+
+    recipe = load(reference, parse_overrides(overrides))
+    with _bar("packing", len(recipe.data.files)) as progress:
+        made = list(write_packed(recipe, data_root, out, processes, progress))
+    instances = sum(one.instances for one in made)
+    padding = sum(one.padding for one in made) / (instances * recipe.sequence_length)
+    click.echo(
+        f"{len(made):,} files below {out}: {instances:,} instances of {recipe.sequence_length:,} tokens, "
+        f"{sum(one.documents for one in made):,} documents ({sum(one.cut_documents for one in made):,} cut), "
+        f"{padding:.3%} padding"
     )
 
 
