@@ -189,7 +189,7 @@ def _admissions(facts: Facts) -> tuple[tuple[Admission, ...], bool]:
     for which in sorted({*groups, *(w for w in (live, closing) if w is not None)}):
         pods = groups.get(which, [])
         stopping = which == closing and not facts.terminal and not facts.suspended
-        running = stopping or not all(is_over(p, facts.nodes) for p in pods)
+        running = stopping or not all(is_over(p) for p in pods)
         if which == live or running:
             found.append(_admission(facts, which, pods, shape, groups, over=False))
             return tuple(found), which != live and facts.jobset is not None

@@ -50,14 +50,17 @@ def rank_of(pod: Object, shape: Shape, process: int = 0) -> int:
     return host * shape.host_processes + process
 
 
-def is_over(facts: PodFacts, nodes: Mapping[str, Object] | None) -> bool:
-    """Its processes have ended, or should have long ago on a host that cannot say so."""
-    return not facts.present or facts.pod["status"].get("phase") in FINAL or bool(stuck(facts, nodes))
+def is_over(facts: PodFacts) -> bool:
+    """Its processes have ended for certain."""
+    return not facts.present or facts.pod["status"].get("phase") in FINAL
 
 
 def stuck(facts: PodFacts, nodes: Mapping[str, Object] | None) -> tuple[Evidence, ...]:
-    """Why this pod will not go away by itself: past its deletion and grace, on a node that does not answer."""
-    if not facts.present or facts.deleting_for is None:
+    """Why this pod will not go away by itself: past its deletion and grace, on a node that does not answer.
+
+    Neither a Job's failure nor a JobSet's restart nor a deletion is complete before its last pod is.
+    """
+    if is_over(facts) or facts.deleting_for is None:
         return ()
     metadata, spec = facts.pod["metadata"], facts.pod["spec"]
     grace = metadata.get("deletionGracePeriodSeconds")

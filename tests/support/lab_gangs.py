@@ -12,7 +12,7 @@ from orchestrator.clusters.base import ClusterUnavailable, ClusterView, Gang, Ga
 from orchestrator.clusters.kubernetes import KubernetesCluster
 from orchestrator.clusters.kubernetes_api import KubernetesApi, configuration_from
 from orchestrator.clusters.kubernetes_caches import Caches
-from orchestrator.clusters.kubernetes_objects import evictions, is_true
+from orchestrator.clusters.kubernetes_objects import RUN_LABEL, evictions, is_true
 from tests.lab.api import Api, Object
 from tests.lab.lab import Lab
 from tests.lab.queues import install_queue
@@ -112,6 +112,13 @@ class Gangs:
         for gang in self.cluster.observe(run).gangs:
             self.cluster.delete(gang.name, gang.uid, GRACE_SECONDS)
         self.until_view("gone", run, lambda view: not view.gangs)
+
+    def clear(self) -> None:
+        """Delete whatever a test left, and wait until it is gone."""
+        path = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{self.name}/jobsets"
+        runs = {str(obj["metadata"]["labels"][RUN_LABEL]) for obj in self.lab.api.items(path)}
+        for run in runs:
+            self.remove(run)
 
     def workload(self, gang: Gang) -> Object:
         """The gang's Workload, from the API server."""
