@@ -80,7 +80,7 @@ def commit_first(
     if waited >= limit and not saving:
         return None
     what = f"{why}: attempt {o.attempt} was asked for a commit and is stopped when it has made it"
-    return Wait(word, what, now + max(CONFIRM_SECONDS, limit - waited))
+    return Wait(word, what, now + 2 * CONFIRM_SECONDS)
 
 
 def give_up_ahead(run: TrainingRun, o: Observation, why: str) -> DeleteGang | None:
