@@ -1,7 +1,7 @@
 # make demo   sets up everything, then shows a real run survive every kind of interruption
 # make test   sets up everything, then runs all checks and tests
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast check format bench bench-maxtext lab lab-demo lab-down manifests lock clean
+.PHONY: help env demo test test-fast test-cluster check format bench bench-maxtext lab lab-demo lab-down manifests lock clean
 
 RUN := .venv/bin/python
 export PYTHONUNBUFFERED := 1
@@ -27,9 +27,14 @@ format: env  ## rewrite files in the project's format
 test-fast: env  ## unit tests: no processes, no cluster
 	@$(RUN) -m pytest tests/unit -q -n 2
 
-test: env check  ## everything: checks, unit tests, real processes
+test-cluster: env  ## on a real Kubernetes control plane (the first time builds it: about 12 minutes)
+	@$(RUN) -m tests.lab.build > /dev/null
+	@$(RUN) -m pytest tests/cluster -q --durations=20
+
+test: env check  ## everything: checks, unit tests, real processes, a real control plane
 	@$(RUN) -m pytest tests/unit -q -n 2
 	@$(RUN) -m pytest tests/local -q --durations=15
+	@$(MAKE) --no-print-directory test-cluster
 
 bench: env  ## the benchmarks that need no peer; each prints a ratio
 	@$(RUN) benchmarks/run.py
