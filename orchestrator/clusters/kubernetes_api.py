@@ -74,7 +74,8 @@ class KubernetesApi:
                 found = self.request("GET", "/api/v1/namespaces/kube-system")
             except ApiError as error:
                 raise ClusterUnavailable(
-                    f"the cluster's identity cannot be read; needed is the verb get on namespaces, name kube-system: {error}"
+                    "the cluster's identity cannot be read; not allowed: needed is the verb get on namespaces, name "
+                    f"kube-system: {error}"
                 ) from error
             self._cluster_uid = str(found["metadata"]["uid"])
         return self._cluster_uid

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from orchestrator.api import TrainingRun, from_object
-from orchestrator.clusters.base import Cluster
+from orchestrator.clusters.base import Cluster, ClusterUnavailable
 from orchestrator.clusters.kubernetes_api import Object
 from orchestrator.daemon import Caretaker, Look
 from orchestrator.decisions import Done, Freeze, GiveUp, Refused, Wait
@@ -93,6 +93,8 @@ class Keeper:
         wanted = self._take(obj)
         due = [wanted.preparation.advance()] if wanted.preparation is not None else []
         wrong = self._accept(wanted)
+        if wrong is not None and wanted.preparation is not None and isinstance(wanted.preparation.outcome, Prepared):
+            due.append(IDLE_SECONDS)  # prepared, but something did not answer when it was to count
         if self._caretaker is None:
             due.append(self._show_waiting(wanted, wrong))
         elif self._done and wrong is None:
@@ -176,7 +178,10 @@ class Keeper:
                 if refused.certain:
                     wanted.preparation.reject(refused.message)
                 return refused
-        self._adopt(outcome)
+        try:
+            self._adopt(outcome)
+        except ClusterUnavailable as error:  # the cluster's identity is not known yet
+            return Wrong(str(error), certain=False)
         return None
 
     def _contradiction(self, prepared: Prepared) -> Wrong | None:

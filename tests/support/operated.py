@@ -252,7 +252,8 @@ class AppliedRun:
         with contextlib.suppress(Exception):
             parts.append(f"ledger: {self.endings()}")
         parts += [log.read_text(errors="replace")[-3000:] for log in self.lab.folder.parent.glob("**/operator*.log")]
-        parts.append(self.records.logs()[-4000:])
+        with contextlib.suppress(Exception):  # there may be no run directory yet
+            parts.append(self.records.logs()[-4000:])
         return "\n".join(parts)
 
     @property
