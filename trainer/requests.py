@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from trainer.departure import Departure
 from trainer.distributed import Gang
+from trainer.errors import ConfigurationError
 from trainer.log import log
 from trainer.rundir.claims import Claim
 from trainer.rundir.records import RequestDone
@@ -116,11 +117,22 @@ class Requests:
     def look(self) -> None:
         """Find new requests, and answer those that the newest commit answers. Raises what the store raises."""
         with self._lock:
-            found = self._rundir.requests(ignoring=self._others)
-            step = self._agreement.step  # after looking: no step done before somebody asked may be missing
-            self._others.update(name for name, request in found.items() if request.attempt != self._claim.attempt)
-            self._waiting.see((name for name in found if name not in self._others), step)
+            found = [name for name in self._rundir.unanswered() if name not in self._others and self._ours(name)]
+            # Only now: no step done before somebody asked may be missing.
+            self._waiting.see(found, self._agreement.step)
             self._answer()
+
+    def _ours(self, name: str) -> bool:
+        """Whether a request is for this attempt. What cannot be read is nobody's; it must not hold up the others."""
+        try:
+            request = self._rundir.read_request(name)
+        except ConfigurationError as error:
+            log().warning("a request is not understood and gets no answer", request=name, error=str(error))
+            request = None
+        if request is not None and request.attempt == self._claim.attempt:
+            return True
+        self._others.add(name)
+        return False
 
     def _answer(self) -> None:
         ref = self._claim.commit_ref

@@ -138,6 +138,18 @@ def test_what_is_committed_already_is_answered_at_once(rundir: RunDirectory) -> 
     assert answered(rundir, "for-another") is None
 
 
+def test_what_is_not_understood_holds_up_nobody(rundir: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    claim = runs.claim(rundir)
+    runs.commit(claim, 4)
+    rundir.create_bytes("requests/a.json", b'{"kind": "from the future", "attempt": 1, "time": 0}')
+    ask(rundir, "b")
+    requests = Requests(claim, rundir, ALONE, Agreement(4))
+    for _ in range(2):
+        requests.look()
+    assert (answered(rundir, "a"), answered(rundir, "b")) == (None, 4)
+    assert capsys.readouterr().err.count("not understood") == 1
+
+
 def test_the_beginning_is_nobodys_commit(rundir: RunDirectory) -> None:
     requests = Requests(runs.claim(rundir), rundir, ALONE, Agreement(0))
     ask(rundir, "a")

@@ -7,7 +7,7 @@ the story.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from trainer.errors import ConfigurationError
@@ -114,13 +114,14 @@ class RunDirectory(Documents):
     def read_request(self, identifier: str) -> Request | None:
         return self.read(f"requests/{identifier}.json", Request)
 
-    def requests(self, ignoring: Container[str] = ()) -> dict[str, Request]:
-        """Requests that have no answer yet, by identifier; those to ignore are not read."""
+    def unanswered(self) -> list[str]:
+        """Requests that have no answer yet, unread."""
         keys = {key.removeprefix("requests/").removesuffix(".json") for key in self.patient(self._list_requests)}
-        waiting = sorted(
-            key for key in keys if not key.endswith(".done") and f"{key}.done" not in keys and key not in ignoring
-        )
-        found = {key: self.read(f"requests/{key}.json", Request) for key in waiting}
+        return sorted(key for key in keys if not key.endswith(".done") and f"{key}.done" not in keys)
+
+    def requests(self) -> dict[str, Request]:
+        """Requests that have no answer yet, by identifier."""
+        found = {key: self.read_request(key) for key in self.unanswered()}
         return {key: request for key, request in found.items() if request is not None}
 
     def answer(self, identifier: str, done: RequestDone) -> None:
