@@ -16,6 +16,7 @@ from tests.support.lab_objects import JOBSETS, wait
 from tests.support.operated import (
     AppliedRun,
     OperatorProcess,
+    clean,
     install_crd,
     kubectl,
     object_names,
@@ -43,15 +44,7 @@ def quota(api: Api) -> Iterator[None]:
     """One slice of each generation; afterwards nothing of the test is left."""
     install_queue(api, QUOTA)
     yield
-    kubectl_delete_all(api)
-
-
-def kubectl_delete_all(api: Api) -> None:
-    for run in api.items("/apis/untildone.dev/v1alpha1/namespaces/default/trainingruns"):
-        api.delete(f"/apis/untildone.dev/v1alpha1/namespaces/default/trainingruns/{run['metadata']['name']}")
-    for owner in api.items(JOBSETS):
-        api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
-    wait("no pods are left", lambda: not api.items("/api/v1/namespaces/default/pods"), 60)
+    clean(api)
 
 
 def test_apply_train_done(lab: Lab, keeper: OperatorProcess) -> None:

@@ -15,8 +15,8 @@ from tests.lab import faults
 from tests.lab.api import Api
 from tests.lab.lab import Lab, running
 from tests.lab.queues import install_queue
-from tests.support.lab_objects import JOBSETS, wait
-from tests.support.operated import AppliedRun, OperatorProcess, install_crd, operator
+from tests.support.lab_objects import wait
+from tests.support.operated import AppliedRun, OperatorProcess, clean, install_crd, operator
 from trainer.errors import ExitCode
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
@@ -31,11 +31,7 @@ def keeper(lab: Lab, api: Api, tmp_path: Path) -> Iterator[OperatorProcess]:
     install_queue(api, {UPPER: 16, LOWER: 1})
     with operator(lab, tmp_path / "operator", ["default"]) as one:
         yield one
-        for run in api.items("/apis/untildone.dev/v1alpha1/namespaces/default/trainingruns"):
-            api.delete(f"/apis/untildone.dev/v1alpha1/namespaces/default/trainingruns/{run['metadata']['name']}")
-    for owner in api.items(JOBSETS):
-        api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
-    wait("no pods are left", lambda: not api.items("/api/v1/namespaces/default/pods"), 60)
+        clean(api)
     install_queue(api, {UPPER: 8, LOWER: 1})
 
 

@@ -20,10 +20,10 @@ from urllib.parse import quote
 import urllib3
 import yaml
 
-from tests.lab.api import Object
+from tests.lab.api import Api, Object
 from tests.lab.lab import Lab
 from tests.support.gang import ROOT, small_recipe
-from tests.support.lab_objects import jobset, wait
+from tests.support.lab_objects import JOBSETS, PODS, jobset, wait
 from tests.support.lab_runs import BUCKET, COMPILED, LabRun, upload_corpus
 from trainer.hardware import device_type
 
@@ -60,6 +60,7 @@ class OperatorProcess:
     folder: Path
     namespaces: list[str]
     name: str = "operator"
+    lease: bool = True
     arguments: list[str] = field(default_factory=list)
     process: "subprocess.Popen[bytes] | None" = None
     starts: int = 0
@@ -68,7 +69,7 @@ class OperatorProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / f"{self.name}.yaml"
         allowed = {namespace: [f"gs://{BUCKET}/"] for namespace in self.namespaces}
-        lease = {"name": "untildone", "namespace": self.namespaces[0]}
+        lease = {"enabled": self.lease, "name": "untildone", "namespace": self.namespaces[0]}
         content = {"runDirectories": allowed, "watchNamespaces": self.namespaces, "health": {"port": 0}, "lease": lease}
         config.write_text(yaml.safe_dump(content))
         self.starts += 1
@@ -259,6 +260,16 @@ class AppliedRun:
     @property
     def _at(self) -> tuple[str, str]:
         return "-n", self.namespace
+
+
+def clean(api: Api) -> None:
+    """Nothing of a test is left: no TrainingRun, no JobSet, no pod."""
+    runs = KIND.format("default")
+    for run in api.items(runs):
+        api.delete(f"{runs}/{run['metadata']['name']}")
+    for owner in api.items(JOBSETS):
+        api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
+    wait("no pods are left", lambda: not api.items(PODS), 90)
 
 
 def rival(name: str, priority: str, folder: Path, device: str = "v5p-2x2x2") -> Object:
