@@ -45,7 +45,7 @@ class Setting:
             self.rundir_path, recipe={"name": str(recipe)}, data={"root": str(folder / "data")}, targetStep=target
         )
         self.yaml = folder / "run.yaml"
-        self.yaml.write_text(yaml.safe_dump(run.model_dump(mode="json", by_alias=True)))
+        self.yaml.write_text(yaml.safe_dump(run.model_dump(mode="json", by_alias=True, exclude_unset=True)))
         self.cluster = LocalCluster(folder / "cluster")
         self.daemons: list[subprocess.Popen[str]] = []
 
@@ -266,7 +266,7 @@ def test_held_out_text_in_training_files_is_refused_before_the_recipe_is_fixed(s
     text = (data / "a.bin").read_bytes()
     (data / "h.bin").write_bytes(text[: len(text) // 2])
     document = yaml.safe_load(setting.yaml.read_text())
-    document["spec"]["recipe"]["overrides"] |= {"data.held_out": [{"path": "h.bin"}]}
+    document["spec"]["recipe"]["overrides"] = {"data.held_out": [{"path": "h.bin"}]}
     setting.yaml.write_text(yaml.safe_dump(document))
     with pytest.raises(ConfigurationError, match=r"h\.bin"):
         resume_until_done(load_run(setting.yaml), setting.cluster)
