@@ -5,6 +5,7 @@ A recipe is a Python file with constants on top and a function `recipe() -> Reci
 the same batches with the same mathematics. Importable without JAX.
 """
 
+import difflib
 import hashlib
 import importlib.util
 import json
@@ -130,6 +131,32 @@ class Data(Frozen):
     packing: Packing | None = None
     mask_documents: bool = Field(default=False, description="no attention across an eos_id; each document by itself")
     repetition_filter: RepetitionFilter | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, body: Any) -> Any:
+        """Takes omitted_files out of what is read or packed, so that naming them there is all there is to do."""
+        if not isinstance(body, dict) or not isinstance(body.get("omitted_files"), (list, tuple)):
+            return body
+        left_out = [name for name in body["omitted_files"] if isinstance(name, str)]
+        files, packing = body.get("files"), body.get("packing")
+        if isinstance(files, (list, tuple)):
+            body = {**body, "files": [file for file in files if _path(file) not in left_out]}
+        packing = packing.model_dump() if isinstance(packing, Packing) else packing
+        if isinstance(packing, dict) and isinstance(packing.get("sources"), (list, tuple)):
+            sources = [source for source in packing["sources"] if source not in left_out]
+            body = {**body, "packing": {**packing, "sources": sources}}
+        return body
+
+    @property
+    def originals(self) -> tuple[str, ...]:
+        """The files of the mix that are read or packed."""
+        return self.packing.sources if self.packing is not None else tuple(file.path for file in self.files)
+
+
+def _path(file: Any) -> Any:
+    """The path of a data file, given as one or written out."""
+    return file.get("path") if isinstance(file, dict) else getattr(file, "path", None)
 
 
 class Optimizer(Frozen):
@@ -286,7 +313,22 @@ def override(recipe: Recipe, overrides: Mapping[str, Any]) -> Recipe:
         if not isinstance(node, dict):
             raise ConfigurationError(f"recipe override {dotted!r}: no such field; fields: {', '.join(sorted(body))}")
         node[last] = value
-    return Recipe.parse(body, f"recipe {recipe.name!r}")
+    changed = Recipe.parse(body, f"recipe {recipe.name!r}")
+    if not {"data", "data.files", "data.packing"} & set(overrides):
+        _check_omitted(recipe, changed)
+    return changed
+
+
+def _check_omitted(before: Recipe, after: Recipe) -> None:
+    """A misspelt name would leave nothing out, and nobody would notice."""
+    known = {*before.data.originals, *before.data.omitted_files}
+    for name in after.data.omitted_files:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigurationError(
+                f"recipe {before.name!r}: data.omitted_files names {name}, which is not a file of the mix{hint}"
+            )
 
 
 def parse_overrides(given: Sequence[str]) -> dict[str, Any]:

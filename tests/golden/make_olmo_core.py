@@ -122,7 +122,7 @@ def write_schedules() -> None:
     part_1, part_2 = max_steps(int(5e12), batch), max_steps(int(7e12), batch)
     warmup_2 = int(5e12) // batch // 2 + 2000 // 2
     stage_2, stage_3 = max_steps(100_000_000_000, 2**21), max_steps(50_000_000_000, 2**22)
-    one = 1_413_814  # the TPU reproduction's single cosine ends where the epoch does
+    one = 1_414_078  # as the reproduction on TPUs set it
     schedules = {
         "stage1_part1": (CosWithWarmup(warmup=2000), 3e-4, part_1),
         "stage1_part2": (HalfCosWithWarmup(warmup=warmup_2), 3e-4, part_2),
@@ -165,10 +165,11 @@ def write_order() -> None:
             for epoch in (1, 2):
                 batches = [_read(dataset, folder, world, rank, epoch) for rank in range(world)]
                 found["runs"].append({"world": world, "epoch": epoch, "ranks": batches})
-        state = _loader(dataset, folder, 2, 0)
-        state.reshuffle(epoch=1)
-        state.batches_processed = 7
-        saved = state.state_dict()
+        first = _loader(dataset, folder, 2, 0)
+        first.reshuffle(epoch=1)
+        for _ in zip(range(7), first, strict=False):
+            pass
+        saved = first.state_dict()
         resumed = _loader(dataset, folder, 4, 1)
         resumed.load_state_dict(saved)
         resumed.reshuffle(epoch=1)

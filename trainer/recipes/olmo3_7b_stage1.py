@@ -1,12 +1,19 @@
-"""OLMo 3 7B, stage 1, as AI2 ran it: OLMo-core's OLMo-3-1025-7B-pretrain-{1,2}.py (commit fa6c5014).
+"""OLMo 3 7B, stage 1, as AI2 ran it: two cosines, stitched where the run was extended.
 
-One epoch of the mix is 1,413,814 steps: set targetStep to that. The learning rate then ends at 3.93e-5, as it did, not
-at the 3e-5 of the report: the schedule was cut at 5.93T of its 7T tokens.
+From OLMo-core's src/scripts/official/OLMo3/OLMo-3-1025-7B-pretrain-{1,2}.py (commit fa6c5014). One epoch is 1,413,814
+steps: set targetStep to that. The rate then ends at 3.93e-5, as it did, not at the 3e-5 of the report: the schedule was cut at
+5.93T of its 7T tokens. Evaluate every 10,000 steps, as they did.
 
-The files are those of OLMo-mix-0625-official in its order. Some of its olmOCR files are not public (OLMo-core PR 435).
-To train on what there is, list the others in data.omitted_files and give data.files without them, as overrides of the
-run; it is then another recipe with another fingerprint. The initial weights cannot be drawn here as torch drew them: to
-follow AI2's curve, start from the released `stage1-step0`.
+Some olmOCR files of the mix are not public (OLMo-core PR 435). To train on what there is, name the others: `data.omitted_files`
+takes them out of the mix and says so in fingerprint and audit. Every later instance then has another number, and the
+order is another one.
+
+Deviations, all of them:
+- Initial weights: torch's generator cannot be drawn from here. To follow AI2's curve, start from the released step 0
+  (`initFrom: {hf: ...}`, revision stage1-step0; bfloat16, so rounded).
+- The released checkpoints do not say which script did steps 596,048 to 597,046; here the second one does.
+- The window of the skip rule survives restarts. Theirs was lost at each, and the rule off for 63 steps after it.
+- Attention: one kernel or another adds in another order; rotary angles are exact to float32, theirs off by up to 5e-4.
 """
 
 from trainer.recipe import Data, DataFile, Model, Optimizer, Order, Recipe, SchedulePiece
