@@ -17,8 +17,9 @@ from orchestrator.clusters import kubernetes_objects as objects
 from orchestrator.clusters import kubernetes_quota as quota
 from orchestrator.clusters.base import ClusterUnavailable, ClusterView, Gang, GangRequest, SubmitConflict
 from orchestrator.clusters.kubernetes_api import ApiError, KubernetesApi, Object, configuration_from, current_namespace
-from orchestrator.clusters.kubernetes_caches import CLUSTER_QUEUES, FLAVORS, JOBSETS, LOCAL_QUEUES, NODES, PODS, Caches
+from orchestrator.clusters.kubernetes_caches import CLUSTER_QUEUES, FLAVORS, JOBSETS, LOCAL_QUEUES, PODS, Caches
 from orchestrator.clusters.kubernetes_gangs import Facts, gang_of
+from orchestrator.clusters.kubernetes_memory import PodFacts
 from orchestrator.clusters.kubernetes_objects import JOBSET_UID, QUEUE_LABEL, label
 from orchestrator.jobset import check_gang, jobset
 from trainer.errors import ConfigurationError
@@ -106,7 +107,9 @@ class KubernetesCluster:
                 raise
             created = self._existing(request)
         self.caches.of(JOBSETS, self.namespace).put(created)
-        return gang_of(self._facts(objects.prune_jobset(created)))
+        seen = objects.prune_jobset(created)
+        assert seen is not None  # it carries our nonce
+        return gang_of(self._facts(seen))
 
     def delete(self, name: str, uid: str, grace_seconds: float) -> None:
         """Delete the JobSet if its uid is still `uid`; it is there until its pods are gone.
@@ -223,18 +226,17 @@ class KubernetesCluster:
         else:
             workload = self.caches.memories.workload(uid)
         pods, past = self.caches.memories.recall(uid, workload)
-        return Facts(jobset, workload, pods, past, self._nodes())
+        return Facts(jobset, workload, pods, past, self._nodes(pods))
 
     def _orphaned(self, uid: str) -> Facts:
         """Pods whose JobSet is gone, as far as the cluster still shows them."""
         workload = self.caches.memories.workload(uid)
         pods, past = self.caches.memories.recall(uid, workload)
         present = tuple(pod for pod in pods if pod.present)
-        return Facts(None, workload, present, past, self._nodes())
+        return Facts(None, workload, present, past, self._nodes(present))
 
-    def _nodes(self) -> dict[str, Object] | None:
-        nodes = self.caches.of(NODES)
-        return None if nodes.forbidden else {node["metadata"]["name"]: node for node in nodes.objects()}
+    def _nodes(self, pods: tuple[PodFacts, ...]) -> dict[str, Object] | None:
+        return self.caches.nodes({str(p.pod["spec"]["nodeName"]) for p in pods if p.pod["spec"].get("nodeName")})
 
     def _unconfirmed(self, gangs: list[Gang]) -> bool:
         with self._lock:

@@ -34,7 +34,7 @@ def jobset_uid(workload: Object) -> str:
 
 
 JOBSETS = Kind(JOBSET, "jobsets", objects.prune_jobset, _by_run, objects.RUN_LABEL)
-PODS = Kind("v1", "pods", objects.prune_pod, _by_run, objects.RUN_LABEL)
+PODS = Kind("v1", "pods", objects.prune_pod, _by_run, f"{objects.RUN_LABEL},{objects.JOBSET_UID}")
 WORKLOADS = Kind(KUEUE, "workloads", objects.prune_workload, _by_job, objects.JOB_UID_LABEL)
 NODES = Kind("v1", "nodes", objects.prune_node, selector=objects.ACCELERATOR, namespaced=False)
 LOCAL_QUEUES = Kind(KUEUE, "localqueues", objects.prune_local_queue)
@@ -121,8 +121,12 @@ class Caches:
         found = self.of(WORKLOADS, namespace).indexed((namespace, uid))
         return max(found, key=lambda w: (w["metadata"]["creationTimestamp"], w["metadata"]["name"]), default=None)
 
-    def node(self, name: str) -> Object | None:
-        return self.of(NODES).get(name)
+    def nodes(self, names: Iterable[str]) -> dict[str, Object] | None:
+        """Those of these nodes that there are; None where nodes may not be read."""
+        known = self.of(NODES)
+        if known.forbidden:
+            return None
+        return {name: node for name in names if (node := known.get(name)) is not None}
 
     def refresh(self, namespace: str, run: str) -> None:
         """Ask the API server now about everything of one run. Raises ClusterUnavailable."""

@@ -111,7 +111,10 @@ def is_unreachable(node: Object | None) -> bool:
 # -- what the caches keep
 
 
-def prune_jobset(obj: Object) -> Object:
+def prune_jobset(obj: Object) -> Object | None:
+    """None for one that only carries our label: what untildone did not make it must not touch."""
+    if NONCE_ANNOTATION not in (obj["metadata"].get("annotations") or {}):
+        return None
     spec = obj.get("spec") or {}
     jobs = [
         {
@@ -150,7 +153,10 @@ def prune_workload(obj: Object) -> Object | None:
     }
 
 
-def prune_pod(obj: Object) -> Object:
+def prune_pod(obj: Object) -> Object | None:
+    """None for one that is not of a JobSet."""
+    if not label(obj, JOBSET_UID):
+        return None
     status = obj.get("status") or {}
     names = (RUN_LABEL, ATTEMPT_LABEL, JOBSET_NAME, JOBSET_UID, JOB_INDEX, RESTART_ATTEMPT, COMPLETION_INDEX)
     pruned = _only(status, "phase", "reason", "message")

@@ -167,7 +167,7 @@ class Reflector:
     def _run(self) -> None:
         pause = BACKOFF_SECONDS
         while not self._stopping.is_set():
-            began = self._clock()
+            began, most = self._clock(), BACKOFF_MAX_SECONDS
             try:
                 self._watch(self._list())
                 pause = BACKOFF_SECONDS
@@ -178,7 +178,7 @@ class Reflector:
             except ApiError as error:
                 if error.status != 410:  # a list of several pages whose snapshot is too old by now
                     self._failed(self._refusal(error, "list, watch"), forbidden=error.status == 403)
-                    pause = FORBIDDEN_SECONDS if error.status == 403 else BACKOFF_MAX_SECONDS
+                    most = FORBIDDEN_SECONDS
             except ClusterUnavailable as error:
                 if self._clock() - began > WATCH_SECONDS:
                     pause = BACKOFF_SECONDS
@@ -186,7 +186,7 @@ class Reflector:
             except Exception as error:  # an object of a shape nobody thought of must not end the watching
                 self._failed(f"{self.kind.plural}: {type(error).__name__}: {error}")
             self._stopping.wait(pause * random.uniform(0.5, 1.0))
-            pause = min(BACKOFF_MAX_SECONDS, pause * 2)
+            pause = min(most, pause * 2)
 
     def _list(self) -> str:
         """Replace everything by what there is; the resource version to watch from."""
@@ -255,6 +255,9 @@ class Reflector:
             self._tell(old, pruned)
 
     def _tell(self, old: Object | None, new: Object | None) -> None:
+        if old is not None and new is not None and not _same(old, new):
+            self._on_change(old, None)  # another one has its name now
+            old = None
         if old is None or new is None or _content(old) != _content(new):
             self._on_change(old, new)
 

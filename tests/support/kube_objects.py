@@ -218,7 +218,9 @@ class Cluster:
     def see(self, *pods: Object, gone: bool = False) -> None:
         """Pods in a new state, or `gone`, in which case these are the last states."""
         for pod in pods:
-            self.memories.see_pod(objects.prune_pod(pod), self._workload(), gone=gone)
+            pruned = objects.prune_pod(pod)
+            assert pruned is not None
+            self.memories.see_pod(pruned, self._workload(), gone=gone)
 
     def _workload(self) -> Object | None:
         return objects.prune_workload(self.workload) if self.workload else None

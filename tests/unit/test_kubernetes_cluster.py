@@ -13,7 +13,7 @@ from orchestrator.clusters import kubernetes_reflector
 from orchestrator.clusters.base import ClusterUnavailable, SubmitConflict
 from orchestrator.clusters.kubernetes import KubernetesCluster
 from orchestrator.clusters.kubernetes_caches import Caches
-from orchestrator.clusters.kubernetes_objects import JOBSET_UID, RUN_LABEL
+from orchestrator.clusters.kubernetes_objects import JOBSET_UID
 from tests.support.api_server import ApiServer, Exchange, refusal
 from tests.support.kube_objects import NAMESPACE, UID, jobset_object, node_object, pod_object, request, workload_object
 from trainer.errors import ConfigurationError
@@ -409,6 +409,12 @@ def test_the_program_is_what_the_run_says(world: World) -> None:
     assert program.command == ("python", "-m", "trainer", "train")
 
 
-def test_labels_and_uid_lead_from_a_pod_to_its_gang() -> None:
-    pod = pod_object(0)
-    assert pod["metadata"]["labels"][RUN_LABEL] == "demo" and pod["metadata"]["labels"][JOBSET_UID] == UID
+def test_what_only_carries_our_label_is_not_ours(world: World) -> None:
+    """Nobody's own JobSet or pod may be taken for a gang, and deleted."""
+    foreign, loose = jobset_object(), pod_object(0)
+    del foreign["metadata"]["annotations"]
+    del loose["metadata"]["labels"][JOBSET_UID]
+    world.small.put(JOBSETS, foreign)
+    world.small.put(PODS, loose)
+    world.start()
+    assert world.cluster.observe("demo").gangs == ()

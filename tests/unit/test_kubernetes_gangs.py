@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from orchestrator.causes import classify
 from orchestrator.clusters.base import Gang
@@ -416,3 +418,80 @@ def test_a_new_workload_counts_from_the_beginning_under_another_name() -> None:
     cluster.see(*two(created=201))
     gang = cluster.gang()
     assert [a.key for a in gang.admissions] == ["e0.r0.feedface"] and len(gang.admissions[0].pod_uids) == 2
+
+
+# -- whatever happens
+
+
+@given(
+    restarts=st.integers(0, 2),
+    counted=st.integers(0, 2),
+    state=st.sampled_from(["admitted", "evicted", "deactivated", "pending", "missing"]),
+    suspend=st.booleans(),
+    terminal=st.sampled_from(["", "", "Failed", "Completed"]),
+    deleted=st.booleans(),
+    pods=st.lists(
+        st.tuples(
+            st.integers(0, 1),  # host
+            st.integers(0, 2),  # restart
+            st.sampled_from(["Pending", "Running", "Failed", "Succeeded"]),
+            st.booleans(),  # being deleted
+            st.booleans(),  # gone
+            st.integers(2, 300),  # created
+        ),
+        max_size=6,
+    ),
+    waiting=st.floats(0, 100),
+)
+@settings(max_examples=150, deadline=None)
+def test_whatever_the_objects_say_the_gang_is_consistent(
+    restarts: int,
+    counted: int,
+    state: str,
+    suspend: bool,
+    terminal: str,
+    deleted: bool,
+    pods: list[tuple[int, int, str, bool, bool, int]],
+    waiting: float,
+) -> None:
+    cluster = Cluster(node_object("node-0-0", ready="Unknown"))
+    cluster.workload = {
+        "admitted": workload_object(admitted=150, evictions=counted),
+        "evicted": workload_object(evicted="Preempted", evictions=counted + 1),
+        "deactivated": workload_object(evicted="Deactivated", evictions=counted + 1, active=False),
+        "pending": workload_object(pending="later", evictions=counted),
+        "missing": None,
+    }[state]
+    for index, (host, restart, phase, being_deleted, gone, created) in enumerate(pods):
+        codes = (1, 143) if phase == "Failed" else (0, 0) if phase == "Succeeded" else (None, None)
+        pod = pod_object(
+            host,
+            restart=min(restart, restarts),
+            phase=phase,
+            codes=codes,
+            created=created,
+            deleted=created + 10 if being_deleted else None,
+            uid=f"pod-{index}",
+        )
+        cluster.see(pod)
+        if gone:
+            cluster.see(pod, gone=True)
+    cluster.now = waiting
+    cluster.jobset = jobset_object(suspend=suspend, restarts=restarts, terminal=terminal, deleted=deleted)
+    gang = cluster.gang()
+    assert gang == cluster.gang()
+    open_ = [a.ended is None for a in gang.admissions]
+    assert not any(open_[:-1])
+    if gang.phase == "Running":
+        assert open_ and open_[-1]
+    elif gang.phase != "Deleting":
+        assert not any(open_)
+    keys_ = [a.key for a in gang.admissions]
+    assert len(set(keys_)) == len(keys_)
+    uids = [uid for a in gang.admissions for uid in a.pod_uids]
+    assert len(set(uids)) == len(uids)
+    for admission in gang.admissions:
+        classify(admission, {})
+    assert gang.phase in ("Deleting", "Running") or not any(
+        phase in ("Pending", "Running") and not gone for _, _, phase, _, gone, _ in pods
+    )

@@ -264,6 +264,7 @@ def test_another_object_of_the_same_name_is_another(seen: Callable[..., Seen]) -
     one.until(lambda: one.names == {"x": "b"})
     time.sleep(0.1)
     assert one.names == {"x": "b"}
+    assert one.changes[-2:] == [(thing("x", 1), None), (None, thing("x", 7, "b", uid="second"))]
     one.copy.drop("x", "ns", "uid-x")
     assert one.names == {"x": "b"}
     one.copy.drop("x", "ns", "second")
