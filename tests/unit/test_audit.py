@@ -441,3 +441,18 @@ def test_a_recipe_is_stored_with_its_run(tmp_path: Path) -> None:
     stored = run.rundir.read_recipe()
     assert isinstance(stored, RecipeRecord)
     assert stored.recipe == run.recipe
+
+
+def test_files_left_out_on_purpose_are_part_of_the_audit(tmp_path: Path) -> None:
+    """Every instance due was read, and the whole mix was not: both are said."""
+    base = sized(203)
+    left_out = base.model_copy(update={"data": base.data.model_copy(update={"omitted_files": ("pdfs/7.npy",)})})
+    run = Run(tmp_path, left_out)
+    run.attempt(1, plan())
+    run.start()
+    run.log(lines(left_out, 1, 10))
+    run.commit(10)
+    found = audit(run.rundir)
+    assert found.ok
+    assert found.omitted_files == ("pdfs/7.npy",)
+    assert "left out of the mix by the recipe, and not among the instances: 1 files (pdfs/7.npy)" in report(found)

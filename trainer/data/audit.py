@@ -37,6 +37,7 @@ class RunCoverage(Coverage):
     fingerprint: str
     order: str
     instances: int = Field(description="instances in the corpus")
+    omitted_files: tuple[str, ...] = Field(description="files of the mix that the recipe leaves out on purpose")
     global_batch: int
     commits: int
     redone_steps: int = Field(description="log lines of other starts for steps that the lineage has too")
@@ -100,6 +101,7 @@ def audit(
         fingerprint=fingerprint,
         order=f"{recipe.data.order.kind} v{recipe.data.order.version}, seed {recipe.data.order.seed}",
         instances=order.instances,
+        omitted_files=recipe.data.omitted_files,
         global_batch=order.batch,
         commits=len(records),
         redone_steps=redone.lines,

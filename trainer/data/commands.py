@@ -169,6 +169,11 @@ def report(coverage: "RunCoverage", comparison: "Comparison | None" = None) -> s
         f"run {c.run}: recipe {c.recipe}, order {c.order}, {c.instances:,} instances, batches of {c.global_batch:,}",
         f"steps {c.first_step + 1:,}..{c.last_step:,}: {c.steps:,} logged, {c.commits:,} commits",
     ]
+    if c.omitted_files:
+        shown = ", ".join(c.omitted_files[:3]) + (", …" if len(c.omitted_files) > 3 else "")
+        lines.append(
+            f"left out of the mix by the recipe, and not among the instances: {len(c.omitted_files):,} files ({shown})"
+        )
     lines += [
         f"epoch {e.epoch}: {e.steps:,} steps{' (whole)' if e.whole else ''}, "
         f"{e.read:,} instances read, {e.repeated:,} repeated, {e.missed:,} missed"

@@ -1,0 +1,131 @@
+"""The recipes against OLMo-core's own configurations, and what may be left out of a mix."""
+
+import json
+from math import ceil
+from pathlib import Path
+
+import pytest
+
+from tests.golden import inputs
+from trainer.errors import ConfigurationError
+from trainer.model import param_count
+from trainer.recipe import Recipe, Yarn, load
+
+GOLDEN = json.loads((inputs.HERE / "olmo_core_facts.json").read_text())
+RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "trainer" / "recipes").glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize(("name", "theirs", "params"), [
+    ("olmo3_7b_stage1", "config_7b", "params"),
+    ("olmo3_7b_stage2", "config_7b", "params"),
+    ("olmo3_190m", "config_190m", "params_190m"),
+])  # fmt: skip
+def test_the_model_is_olmo_core_s(name: str, theirs: str, params: str) -> None:
+    ours, config = load(name).model, GOLDEN[theirs]
+    block = config["block"]
+    mixer, norm = block["sequence_mixer"], block["layer_norm"]
+    assert param_count(ours) == GOLDEN[params]
+    assert (ours.d_model, ours.n_layers, ours.n_heads) == (config["d_model"], config["n_layers"], mixer["n_heads"])
+    assert ours.n_kv_heads == mixer.get("n_kv_heads", mixer["n_heads"])
+    assert ours.head_dim == config["d_model"] // mixer["n_heads"]
+    assert ours.mlp_hidden == block["feed_forward"]["hidden_size"]
+    assert ours.rope_theta == mixer["rope"]["theta"]
+    assert list(ours.window_pattern) == mixer["sliding_window"]["pattern"]
+    assert {ours.norm_eps} == {norm["eps"], mixer["qk_norm"]["eps"], config["lm_head"]["layer_norm"]["eps"]}
+    assert ours.init_std == config["init_std"]
+    assert ours.padded_vocab_size == config["vocab_size"] == GOLDEN["padded_vocab"]
+    assert (block["name"], mixer["use_head_qk_norm"], config["tie_word_embeddings"]) == ("reordered_norm", False, False)
+    assert (config["init_method"], config["init_seed"]) == ("normal", 0)
+
+
+def test_windows_are_where_olmo_core_has_them() -> None:
+    model = load("olmo3_7b_stage1").model
+    assert [i for i in range(32) if model.window(i) > 0] == GOLDEN["windowed"]
+    assert {model.window(i) for i in GOLDEN["windowed"]} == {GOLDEN["window_size"]} == {4096}
+
+
+def test_yarn_is_where_olmo_core_has_it() -> None:
+    model, theirs = load("olmo3_7b_stage3").model, GOLDEN["yarn_hf"]
+    assert [i for i in range(32) if model.window(i) < 0] == GOLDEN["yarn_layers"]
+    assert model.yarn == Yarn(
+        factor=theirs["factor"], old_length=theirs["original_max_position_embeddings"],
+        beta_fast=theirs["beta_fast"], beta_slow=theirs["beta_slow"],
+    )  # fmt: skip
+    assert model.yarn.attention_factor == theirs["attention_factor"] == 1.2079441541679836
+
+
+@pytest.mark.parametrize(("name", "tokens"), [
+    ("olmo3_7b_stage2", 100e9), ("olmo3_7b_stage3", 50e9), ("olmo3_190m", 20 * (267_424_512 - 100_352 * 768)),
+])  # fmt: skip
+def test_the_schedule_spans_the_tokens_of_the_stage(name: str, tokens: float) -> None:
+    recipe = load(name)
+    assert recipe.schedule[-1].total_steps == ceil(tokens / (recipe.global_batch * recipe.sequence_length))
+
+
+def test_ids_are_the_tokenizer_s() -> None:
+    stage_3 = load("olmo3_7b_stage3")
+    assert stage_3.data.packing is not None
+    assert (stage_3.data.eos_id, stage_3.data.packing.pad_id) == (GOLDEN["eos"], GOLDEN["pad"])
+    assert stage_3.model.vocab_size == 100_278
+
+
+def test_heads_of_256_change_no_shape() -> None:
+    assert param_count(load("olmo3_7b_stage1_head_256").model) == param_count(load("olmo3_7b_stage1").model)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_recipe_is_named_like_its_file_and_survives_being_written_out(name: str) -> None:
+    recipe = load(name)
+    assert recipe.name == name
+    again = Recipe.parse(recipe.model_dump_json(), name)
+    assert again == recipe
+    assert again.fingerprint() == recipe.fingerprint()
+
+
+def test_recipes_are_different_trainings() -> None:
+    assert len({load(name).fingerprint() for name in RECIPES}) == len(RECIPES) >= 7
+
+
+# --- omitted files
+
+
+def test_an_omitted_file_is_taken_out_and_told() -> None:
+    whole = load("olmo3_7b_stage1")
+    gone = [whole.data.files[700].path, whole.data.files[3].path]
+    part = load("olmo3_7b_stage1", {"data.omitted_files": gone})
+    assert len(part.data.files) == 1014
+    assert not {file.path for file in part.data.files} & set(gone)
+    assert part.data.omitted_files == tuple(gone)
+    assert part.fingerprint() != whole.fingerprint()
+    assert Recipe.parse(part.model_dump_json(), "again") == part
+
+
+def test_what_is_left_out_is_told_apart_from_what_was_never_there() -> None:
+    """The same files without a word is another recipe."""
+    whole = load("olmo3_7b_stage1")
+    files = whole.data.files[1:]
+    silent = whole.model_copy(update={"data": whole.data.model_copy(update={"files": files})})
+    told = load("olmo3_7b_stage1", {"data.omitted_files": [whole.data.files[0].path]})
+    assert silent.data.files == told.data.files
+    assert silent.fingerprint() != told.fingerprint()
+
+
+def test_a_misspelt_omitted_file_is_refused() -> None:
+    path = load("olmo3_7b_stage1").data.files[5].path
+    with pytest.raises(
+        ConfigurationError, match=r"data\.omitted_files names .* which is not a file of the mix; did you mean"
+    ):
+        load("olmo3_7b_stage1", {"data.omitted_files": [path[:-1]]})
+    with pytest.raises(ConfigurationError, match=r"data\.omitted_files"):
+        load("olmo3_7b_stage1", {"data.omitted_files": "text"})
+
+
+def test_a_source_of_packed_files_may_be_left_out() -> None:
+    whole = load("olmo3_7b_stage3")
+    assert whole.data.packing is not None
+    part = load("olmo3_7b_stage3", {"data.omitted_files": [whole.data.packing.sources[9]]})
+    assert part.data.packing is not None
+    assert len(part.data.packing.sources) == 997
+    assert len(part.data.files) == 125
+    with pytest.raises(ConfigurationError, match=r"data\.files has 125 files, but 992 sources in groups of 8 make 124"):
+        load("olmo3_7b_stage3", {"data.omitted_files": list(whole.data.packing.sources[:6])})
