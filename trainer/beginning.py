@@ -1,4 +1,4 @@
-"""Where step 0 comes from: the initialiser, a commit of another run, or a checkpoint folder.
+"""Where step 0 comes from: the initialiser, a commit of another run, a checkpoint folder, or Hugging Face's weights.
 
 Decided once, by the first start that gets here, and kept in init.json: later starts without a commit to resume from
 (also after damaged ones were set aside) begin from the same bits, whatever their settings say.
@@ -28,6 +28,8 @@ def resolve(source: InitFrom | None) -> tuple[InitRecord, dict[str, int] | None]
         return InitRecord(source=None), None
     if source.checkpoint is not None:
         return InitRecord(source=source, checkpoint_uri=source.checkpoint), None
+    if source.hf is not None:
+        return InitRecord(source=source, checkpoint_uri=source.hf), None
     assert source.run is not None
     uri, _, step = source.run.partition("@")
     if step and not step.isdigit():
@@ -72,13 +74,15 @@ def build(init: InitRecord, recipe: Recipe, mesh: Any, checkpoints: Checkpoints)
     import jax
     import jax.numpy as jnp
 
-    from trainer.step import abstract_state, init_state
+    from trainer.step import abstract_state, init_state, state_with
 
     source = init.source
     if source is None:
         return init_state(recipe, mesh)
     assert init.checkpoint_uri is not None
     want = abstract_state(recipe, mesh)
+    if source.hf is not None:
+        return state_with(_hugging_face(source.hf, recipe, want.params), recipe, mesh)
     target: Any = want if source.optimizer_state else {"params": want.params}
     try:
         loaded = checkpoints.restore(init.checkpoint_uri, target, partial=not source.optimizer_state)
@@ -87,15 +91,28 @@ def build(init: InitRecord, recipe: Recipe, mesh: Any, checkpoints: Checkpoints)
 
         if is_peer_loss(error):
             raise
+        alone = "; if it holds weights alone, set initFrom.optimizerState: false" if source.optimizer_state else ""
         raise ConfigurationError(
-            f"initFrom: {init.checkpoint_uri} cannot be read into this recipe's model: {type(error).__name__}: {error}"
+            f"initFrom: {init.checkpoint_uri} cannot be read into this recipe's model{alone}: "
+            f"{type(error).__name__}: {error}"
         ) from error
     if not source.optimizer_state:
-        return init_state(recipe, mesh)._replace(params=loaded["params"])
+        return state_with(loaded["params"], recipe, mesh)
     if source.step:
         return loaded
     zero = jax.jit(lambda: jnp.zeros((), jnp.int32), out_shardings=want.step.sharding)()
     return loaded._replace(step=zero)
+
+
+def _hugging_face(uri: str, recipe: Recipe, want: dict[str, Any]) -> Any:
+    """The parameters at `uri` on the shardings of `want`. Raises ConfigurationError naming initFrom.hf."""
+    from trainer.weights.on_mesh import load_params
+    from trainer.weights.sources import open_hugging_face
+
+    try:
+        return load_params(open_hugging_face(uri, recipe), {name: leaf.sharding for name, leaf in want.items()})
+    except ConfigurationError as error:
+        raise ConfigurationError(f"initFrom.hf: {error}") from None
 
 
 def check_source(init: InitRecord, expected: dict[str, int], found: dict[str, int]) -> None:
@@ -119,7 +136,7 @@ def _taken(init: InitRecord, leaf: str) -> bool:
 def check_again(init: InitRecord, found: dict[str, int]) -> str:
     """What a later start has to say about its initial state: empty if it is the first one's, bit for bit.
 
-    Raises ConfigurationError when another run's checkpoint changed since.
+    Raises ConfigurationError when what it was taken from changed since.
     """
     if init.digest is None:
         return ""

@@ -3,6 +3,8 @@
 Recorded in attempts/<n>/spec.json. Importable without JAX.
 """
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
 from trainer.frozen import Frozen
@@ -19,19 +21,29 @@ class Keep(Frozen):
 
 
 class InitFrom(Frozen):
-    """Where step 0 comes from when not from the initialiser: exactly one of `run` and `checkpoint`."""
+    """Where step 0 comes from when not from the initialiser: exactly one of `run`, `checkpoint` and `hf`."""
 
     run: str | None = Field(
         default=None, description="run directory of another run: URI, or URI@STEP for an older commit"
     )
     checkpoint: str | None = Field(default=None, description="a checkpoint folder written by this trainer")
-    optimizer_state: bool = True
+    hf: str | None = Field(default=None, description="folder of an Olmo3ForCausalLM in safetensors: weights alone")
+    optimizer_state: bool = Field(default=True, description="false with hf, which has none")
     step: bool = Field(default=False, description="carry the step counter over as well")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _weights_alone(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("hf") is not None:
+            return {"optimizer_state": False, **given}
+        return given
 
     @model_validator(mode="after")
     def _one(self) -> "InitFrom":
-        if (self.run is None) == (self.checkpoint is None):
-            raise ValueError("give exactly one of run and checkpoint")
+        if sum(source is not None for source in (self.run, self.checkpoint, self.hf)) != 1:
+            raise ValueError("give exactly one of run, checkpoint and hf")
+        if self.hf is not None and self.optimizer_state:
+            raise ValueError("hf has no optimizer state; leave optimizer_state out")
         if self.step and not self.optimizer_state:
             raise ValueError("step: true needs optimizer_state: true; a step counter without its moments is no resume")
         return self

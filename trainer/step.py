@@ -73,6 +73,14 @@ def init_state(recipe: Recipe, mesh: Mesh) -> TrainState:
     return _compiled_init(recipe, mesh)()
 
 
+def state_with(params: Params, recipe: Recipe, mesh: Mesh) -> TrainState:
+    """The state at step 0 with these parameters instead of the initialiser's, which are not drawn."""
+    rest = jax.jit(
+        lambda: _initial(recipe)._replace(params={}), out_shardings=state_shardings(recipe, mesh)._replace(params={})
+    )
+    return rest()._replace(params=params)
+
+
 @cache
 def _compiled_init(recipe: Recipe, mesh: Mesh) -> Callable[[], TrainState]:
     return jax.jit(lambda: _initial(recipe), out_shardings=state_shardings(recipe, mesh))

@@ -138,6 +138,10 @@ class SafetensorsWriter:
         _write(self._descriptor, memoryview(tensor.reshape(-1).view(np.uint8)), self._start + offset)
         self._missing.discard(name)
 
+    def leave_zero(self, name: str) -> None:
+        """All zeros, which take no room on disk."""
+        self._missing.discard(name)
+
     def __enter__(self) -> Self:
         return self
 

@@ -44,8 +44,9 @@ class NamedSource:
     def read(self, slot: Slot) -> np.ndarray:
         return to_ours(slot, self._files.read(slot.name(self._naming)), self.description.model)
 
-    def stream(self) -> Iterator[tuple[Slot, np.ndarray]]:
-        names = self._files.in_order(list(self._slots))
+    def stream(self, order: list[Slot] | None = None) -> Iterator[tuple[Slot, np.ndarray]]:
+        """Every tensor once, in `order` if that is given, with the next one read ahead."""
+        names = self._files.in_order(list(self._slots)) if order is None else [s.name(self._naming) for s in order]
         with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as ahead:
             coming = ahead.submit(self._files.read, names[0])
             for i, name in enumerate(names):
