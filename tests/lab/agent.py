@@ -14,6 +14,7 @@ from pathlib import Path
 import urllib3
 
 from tests.lab.api import Api, ApiError, Object
+from tests.lab.components import NOT_READY_AFTER_SECONDS
 from tests.lab.containers import Sandbox
 from tests.lab.faults import COMMANDS
 from tests.lab.logs import serve_logs
@@ -140,21 +141,22 @@ class Agent:
         return ended and (not deleted or pod["metadata"].get("deletionGracePeriodSeconds") == 0)
 
     def _beat(self) -> None:
-        """Heartbeats of the nodes that have them; a node that comes back says so in its status."""
-        silent: set[str] = set()
+        """Heartbeats of the nodes that have them; a node that was not heard for a while says that it is ready again.
+
+        Also after a call that merely took long: its node was called not ready meanwhile, and only it can take that back.
+        """
+        heard = dict.fromkeys(self.nodes, time.monotonic())
         while True:
             for node in self.nodes.values():
                 if not (node.beats.is_set() and node.reachable.is_set()):
-                    silent.add(node.name)
                     continue
                 try:
                     heartbeat(self.api, node)
-                    if node.name in silent:
+                    if time.monotonic() - heard[node.name] > NOT_READY_AFTER_SECONDS / 2:
                         report_ready(self.api, node, self.ports["kubelet"])
-                        silent.discard(node.name)
+                    heard[node.name] = time.monotonic()
                 except (ApiError, urllib3.exceptions.HTTPError) as error:
                     log.warning("%s: %s", node.name, error)
-                    silent.add(node.name)
             time.sleep(HEARTBEAT_SECONDS)
 
     def _write_hosts(self) -> None:
