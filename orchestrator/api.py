@@ -132,22 +132,33 @@ class InitFrom(Document):
     checkpoint: str | None = Field(
         default=None, min_length=1, max_length=TEXT_LIMIT, description="a checkpoint folder written by this trainer"
     )
-    hf: str | None = Field(default=None, description="a folder in Hugging Face's format; not built yet, and refused")
-    optimizer_state: bool = Field(default=True, description="carry the optimizer state over as well")
+    hf: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=TEXT_LIMIT,
+        description="folder of a Hugging Face model (Olmo3ForCausalLM, safetensors): weights alone",
+    )
+    optimizer_state: bool = Field(
+        default=True, description="carry the optimizer state over as well; of no effect with hf, which has none"
+    )
     step: bool = Field(default=False, description="carry the step counter over as well")
 
     def settings(self) -> InitFromSettings:
         """The same for the trainer."""
         return InitFromSettings(
-            run=self.run, checkpoint=self.checkpoint, optimizer_state=self.optimizer_state, step=self.step
+            run=self.run,
+            checkpoint=self.checkpoint,
+            hf=self.hf,
+            optimizer_state=self.optimizer_state and self.hf is None,
+            step=self.step,
         )
 
     @model_validator(mode="after")
     def _valid(self) -> Self:
         if sum(source is not None for source in (self.run, self.checkpoint, self.hf)) != 1:
             raise ValueError("give exactly one of run, checkpoint and hf")
-        if self.hf is not None:
-            raise ValueError("hf: reading Hugging Face folders is not built yet; give run or checkpoint")
+        if self.hf is not None and self.step:
+            raise ValueError("step: true carries a step counter over, and hf has none; give run, or leave step out")
         if self.step and not self.optimizer_state:
             raise ValueError("step: true needs optimizerState: true")
         return self

@@ -54,9 +54,9 @@ OBJECTS: dict[type[BaseModel], tuple[Rule, ...]] = {
     ),
     api.InitFrom: (
         Rule(
-            "!has(self.hf)",
-            "initFrom.hf: reading Hugging Face folders is not built yet; give run or checkpoint",
-            ".hf",
+            "!self.step || !has(self.hf)",
+            "initFrom.step: true carries a step counter over, and hf has none; give run, or leave step out",
+            ".step",
         ),
         Rule(
             "[has(self.run), has(self.checkpoint), has(self.hf)].filter(given, given).size() == 1",

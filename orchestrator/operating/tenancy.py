@@ -40,6 +40,8 @@ def places(run: TrainingRun) -> Iterator[tuple[str, str]]:
             yield "spec.initFrom.run", re.sub(r"@\d+$", "", spec.init_from.run)
         if spec.init_from.checkpoint is not None:
             yield "spec.initFrom.checkpoint", spec.init_from.checkpoint
+        if spec.init_from.hf is not None:
+            yield "spec.initFrom.hf", spec.init_from.hf
 
 
 def escapes(recipe: Recipe) -> tuple[str, ...]:

@@ -125,6 +125,7 @@ GOOD_SPECS: dict[str, Object] = {
     "several slices": spec(ladder=[RUNG | {"slices": 2}, RUNG]),
     "suspended, with a reason": spec(suspend=True, suspendReason="a flood"),
     "a beginning": spec(initFrom={"run": "gs://bucket/a@100", "step": True}),
+    "a beginning with weights of others": spec(initFrom={"hf": "gs://bucket/hf"}),
     "a pod template": spec(podTemplate={"metadata": {"labels": {"a": "b"}}, "spec": {"nodeSelector": {"c": "d"}}}),
     "evaluations at commits": spec(checkpoint={"everySteps": 50}, evaluation={"everySteps": 100}),
 }

@@ -109,7 +109,9 @@ BY_THE_SERVER: dict[str, Bad] = {
         "exactly one of run, checkpoint and hf",
     ),
     "no beginning": bad(spec(initFrom={"step": False}), "spec.initFrom", "exactly one of run, checkpoint and hf"),
-    "a Hugging Face folder": bad(spec(initFrom={"hf": "gs://bucket/hf"}), "spec.initFrom.hf", "give run or checkpoint"),
+    "a counter of weights alone": bad(
+        spec(initFrom={"hf": "gs://bucket/hf", "step": True}), "spec.initFrom.step", "hf has none; give run"
+    ),
     "a counter without its moments": bad(
         spec(initFrom={"run": "gs://bucket/a", "step": True, "optimizerState": False}),
         "spec.initFrom.step",

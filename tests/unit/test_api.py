@@ -159,7 +159,7 @@ def test_a_duration_is_the_sum_of_its_parts(hours: int, minutes: int, seconds: i
         ),
         ("spec.podTemplate", {"spec": []}, ["spec.podTemplate", "spec is a mapping"]),
         ("spec.trainer.contract", "orbax", ["spec.trainer", "orbax is not built yet", "untildone"]),
-        ("spec.initFrom", {"hf": "gs://b/hf"}, ["spec.initFrom", "hf", "give run or checkpoint"]),
+        ("spec.initFrom", {"hf": "gs://b/hf", "step": True}, ["spec.initFrom", "hf has none; give run"]),
         (
             "spec.recipe",
             {"name": "tiny", "configMap": {"name": "mine"}},

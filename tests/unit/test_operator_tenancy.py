@@ -57,7 +57,7 @@ PLACES = [
 ]
 
 
-FIELDS = ["runDirectory", "data.root", "initFrom.run", "initFrom.checkpoint", "compileCache"]
+FIELDS = ["runDirectory", "data.root", "initFrom.run", "initFrom.checkpoint", "initFrom.hf", "compileCache"]
 
 
 # A compile cache without a scheme is a folder of the pod.

@@ -9,6 +9,7 @@ from tests.support.world import run_of, tiny_recipe
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type, device_types
 from trainer.recipe import Recipe, load
+from trainer.settings import InitFrom
 
 TINY = tiny_recipe()
 SEVEN_B: Recipe = load("olmo3_7b_stage1")
@@ -107,3 +108,5 @@ def test_settings_carry_everything_the_trainer_is_told() -> None:
     assert made.init_from is not None
     assert made.init_from.run == "/runs/parent@8"
     assert settings(run_of(runDirectory="gs://bucket/run")).compile_cache is None
+    made = settings(run_of(initFrom={"hf": "/weights"}))
+    assert made.init_from == InitFrom(hf="/weights", optimizer_state=False)
