@@ -133,6 +133,31 @@ def test_an_eviction_that_was_only_counted_is_still_told() -> None:
     assert gang.admissions[0].queue_signals[0].field == "schedulingStats"
 
 
+def test_evictions_for_several_reasons_are_told_apart_by_what_was_seen() -> None:
+    cluster = Cluster()
+    cluster.see(*two())
+    cluster.workload = workload_object(evicted="NodeFailures")
+    cluster.jobset = jobset_object(suspend=True)
+    cluster.gang()
+    cluster.see(*two(deleted=101, codes=(75, 75), phase="Failed"), gone=True)
+    cluster.workload = workload_object(evicted="Preempted", evictions=2)
+    stats = cluster.workload["status"]["schedulingStats"]
+    stats["evictions"] = [{"reason": reason, "count": 1} for reason in ("NodeFailures", "Preempted")]
+    gang = cluster.gang()
+    assert keys(gang) == [("e0.r0", True), ("e1.r0", True)]
+    assert (cause(gang, 0), cause(gang, 1)) == ("host-failure", "preempted")
+
+
+def test_an_eviction_that_kueue_has_not_carried_out_yet_ends_nothing() -> None:
+    cluster = Cluster()
+    cluster.workload = workload_object(evicted="Preempted")  # its JobSet may still make pods
+    gang = cluster.gang()
+    assert gang.phase == "Running" and keys(gang) == [("e0.r0", False)]
+    cluster.jobset = jobset_object(suspend=True)
+    gang = cluster.gang()
+    assert gang.phase == "Queued" and keys(gang) == [("e0.r0", True)]
+
+
 def test_an_eviction_is_not_blamed_on_a_workload_that_was_never_admitted() -> None:
     cluster = Cluster()
     cluster.jobset = jobset_object(suspend=True)

@@ -382,11 +382,12 @@ def test_an_answer_that_is_no_json_or_does_not_come_is_unknown() -> None:
             server.api().request("GET", "/x", read_seconds=0.2)
 
 
-def test_a_call_is_made_once_whatever_happens() -> None:
+@pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
+def test_a_call_is_made_once_whatever_happens(method: str) -> None:
     def drop(exchange: Exchange) -> None:
         exchange.cut()
 
     with ApiServer(default=drop) as server:
         with pytest.raises(ClusterUnavailable):
-            server.api().request("POST", "/x", {})
+            server.api().request(method, "/x", {})
         assert len(server.requests) == 1
