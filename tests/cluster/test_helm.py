@@ -78,13 +78,13 @@ def test_another_namespace_s_place_is_refused_by_condition(lab: Lab, release: Re
     outside.delete()
 
 
+@pytest.mark.timeout(600)
 def test_a_run_is_trained_with_exactly_the_rights_of_the_chart(lab: Lab, release: Release) -> None:
-    run = AppliedRun.apply(lab, "one", target=80, namespace=TEAM, ladder=LADDER)
-    run.until_step(4, 180)
+    run = AppliedRun.apply(lab, "one", 40, TEAM, ladder=LADDER, checkpoint={"everySteps": 10})
+    run.until_step(10, 240)
     run.patch(env=[{"name": "A_CHANGE", "value": "of the program"}])  # another attempt: the first JobSet is deleted
-    run.wait_for("condition=Succeeded", 180)
+    run.wait_for("condition=Succeeded", 240)
     assert run.status["attempt"] == 2 and run.condition("Ready")["status"] == "True"
-    run.verified()
 
     # A JobSet that is not ours has the name: it is read, and left alone.
     foreign = run_document(lab, "taken", 8, TEAM, ladder=LADDER)
@@ -134,7 +134,7 @@ def test_upgrade_brings_new_values_and_the_new_definition(lab: Lab, release: Rel
     wait(
         "two new pods", lambda: len(release.pods()) == 2 and not before & {p["metadata"]["uid"] for p in release.pods()}
     )
-    assert lab.api.get(f"{RUNS}/one")["status"]["committedStep"] == 80
+    assert lab.api.get(f"{RUNS}/one")["status"]["committedStep"] == 40
     wait("doctor is content", lambda: "Phase:          Succeeded" in release.test(check=False), 60)
     holder = lab.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{HOME}/leases/{NAME}")["spec"]["holderIdentity"]
     assert holder in {pod["metadata"]["name"] for pod in release.pods()}

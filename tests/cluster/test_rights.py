@@ -13,7 +13,6 @@ from orchestrator.operating.rights import RIGHTS
 from tests.lab.api import Object
 from tests.lab.lab import Lab
 from tests.support.installed import DEVICE, HOME, NAME, TEAM, Release, cluster
-from tests.support.lab_objects import wait
 from tests.support.operated import AppliedRun
 
 pytestmark = pytest.mark.cluster
@@ -103,6 +102,11 @@ def without(release: Release, case: Case) -> Iterator[None]:
         release.api.patch(path, {"rules": rules})
 
 
+def told(release: Release, run: AppliedRun, case: Case) -> str:
+    """Where it should be said."""
+    return release.log() if case.condition is None else str(run.condition(case.condition).get("message", ""))
+
+
 def test_every_verb_has_its_case_or_a_reason() -> None:
     given = {(right.resource, verb) for right in RIGHTS for verb in right.verbs}
     tried = {(resource, case.verb) for case in CASES for resource in case.resources}
@@ -120,12 +124,6 @@ def test_a_missing_right_is_said(lab: Lab, release: Release, case: Case) -> None
         run = AppliedRun.apply(lab, f"r-{case.name}", 8, TEAM, queue="never", ladder=[{"deviceType": DEVICE}])
         try:
             for said in case.said:
-                if case.condition is None:
-                    wait(f"the log says {said!r}", lambda said=said: said in release.log(), 90)
-                else:
-                    kind = case.condition
-                    run.until(
-                        f"{kind} says {said!r}", lambda said=said: said in run.condition(kind).get("message", ""), 90
-                    )
+                run.until(f"{said!r} is said", lambda said=said: said in told(release, run, case), 90)
         finally:
             run.delete()
