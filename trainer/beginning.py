@@ -74,6 +74,7 @@ def build(init: InitRecord, recipe: Recipe, mesh: Any, checkpoints: Checkpoints)
     import jax
     import jax.numpy as jnp
 
+    from trainer.optimizer import empty_window
     from trainer.step import abstract_state, init_state, state_with
 
     source = init.source
@@ -100,8 +101,12 @@ def build(init: InitRecord, recipe: Recipe, mesh: Any, checkpoints: Checkpoints)
         return state_with(loaded["params"], recipe, mesh)
     if source.step:
         return loaded
-    zero = jax.jit(lambda: jnp.zeros((), jnp.int32), out_shardings=want.step.sharding)()
-    return loaded._replace(step=zero)
+    # Another stage: the losses of other data say nothing about what is a spike in these.
+    step, window = jax.jit(
+        lambda: (jnp.zeros((), jnp.int32), empty_window(recipe.optimizer)),
+        out_shardings=(want.step.sharding, jax.tree.map(lambda leaf: leaf.sharding, want.window)),
+    )()
+    return loaded._replace(step=step, window=window)
 
 
 def _hugging_face(uri: str, recipe: Recipe, want: dict[str, Any]) -> Any:
@@ -130,7 +135,7 @@ def _taken(init: InitRecord, leaf: str) -> bool:
     assert init.source is not None
     if not init.source.optimizer_state:
         return leaf.startswith("params/")
-    return init.source.step or leaf != "step"
+    return init.source.step or not (leaf == "step" or leaf.startswith("window/"))
 
 
 def check_again(init: InitRecord, found: dict[str, int]) -> str:

@@ -29,7 +29,7 @@ class InitFrom(Frozen):
     checkpoint: str | None = Field(default=None, description="a checkpoint folder written by this trainer")
     hf: str | None = Field(default=None, description="folder of an Olmo3ForCausalLM in safetensors: weights alone")
     optimizer_state: bool = Field(default=True, description="false with hf, which has none")
-    step: bool = Field(default=False, description="carry the step counter over as well")
+    step: bool = Field(default=False, description="carry step counter and skip window over as well")
 
     @model_validator(mode="before")
     @classmethod
