@@ -79,6 +79,8 @@ def _ready(o: Observation | None, decision: Decision, word: StatusWord, what: st
     match decision:
         case Refused() | GiveUp():
             return Said("False", word, what)
+        case OwnedByOther():
+            return Said("False", "OwnedByOther", what)
         case Freeze():
             return Said("Unknown", word, what)
         case Done():
