@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 
 from orchestrator.cli import COMMANDS
 from orchestrator.operating.rights import LEASE, RIGHTS, Scope
+from tests.lab import build_helm
 from tools.render_manifests import CHART, CRD, CRD_IN_CHART
 from trainer.cli import SUBCOMMANDS
 
@@ -68,6 +69,16 @@ def test_every_part_of_the_schema_says_what_it_is_and_refuses_what_it_does_not_k
     look(schema(), "")
 
 
+def test_values_that_the_documents_set_exist() -> None:
+    known = keys(schema())
+    texts = {p.name: p.read_text() for p in sorted((ROOT / "docs").glob("*.md"))}
+    texts["NOTES.txt"] = (CHART / "templates" / "NOTES.txt").read_text()
+    named = {(file, name) for file, text in texts.items() for name in re.findall(r"--set[ =]'?([\w.]+?)=", text)}
+    assert len(named) >= 5
+    unknown = {(file, name) for file, name in named if name not in known and not name.startswith("runDirectories.")}
+    assert not unknown
+
+
 def test_one_version() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -76,6 +87,12 @@ def test_one_version() -> None:
 
 def test_the_chart_has_the_committed_definition() -> None:
     assert CRD_IN_CHART.read_bytes() == CRD.read_bytes(), "run: make manifests"
+
+
+def test_helm_is_built_from_its_module_file() -> None:
+    text = (build_helm.MODULES / "go.mod").read_text()
+    assert f"tool {build_helm.PACKAGE}\n" in text
+    assert re.search(rf"^\s*helm\.sh/helm/v4 {re.escape(build_helm.VERSION)}\b", text, re.MULTILINE)
 
 
 def rules(block: str) -> set[tuple[str, str, str, str | None]]:
