@@ -122,7 +122,12 @@ def _submit(run: TrainingRun, o: Observation, now: float) -> Decision | None:
         )
         return Wait("Starting", what, now + CONFIRM_SECONDS)
     if gang is None and not missing(o) and o.next_spec is None:
-        return _suspended() if run.spec.suspend else SubmitGang(o.spec)
+        if run.spec.suspend:
+            return _suspended()
+        if o.rung is None or is_new(o):  # perhaps because the cluster would not have it
+            rung = o.rung or o.rungs[0]
+            return WriteSpec(_spec(run, o, o.attempt + 1, rung), "the spec has changed before it was submitted")
+        return SubmitGang(o.spec)
     return None
 
 

@@ -96,6 +96,6 @@ def claimed_by(start: StartFacts, admission: Admission | None) -> bool:
     """Whether `start` was claimed by a process of `admission`."""
     if admission is None:
         return False
-    if admission.pod_uids:
+    if admission.pod_uids or admission.ended is None:  # one that is live and has no pods yet has claimed nothing
         return start.pod_uid in admission.pod_uids
     return start.restart_attempt == admission.restart_attempt

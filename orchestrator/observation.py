@@ -151,7 +151,10 @@ class Observation:
     def fits(self, rung: Rung) -> bool | None:
         """Whether the quota allows `rung` now; None when the cluster cannot tell."""
         quota = self.view.quota_devices if self.view else None
-        return None if quota is None else quota.get(rung.family, 0) >= rung.devices
+        if quota is None:
+            return None
+        # Of this very device type, where the cluster tells slices of different shapes apart; else of its family.
+        return quota.get(rung.plan.device_type, quota.get(rung.family, 0)) >= rung.devices
 
     @property
     def _gangs(self) -> tuple[Gang, ...]:

@@ -22,7 +22,7 @@ from orchestrator.marks import beat_marks, cannot_start_mark, phase_mark, stuck_
 from orchestrator.observation import Observation
 from orchestrator.planning import ladder
 from tests.support.world import run_of, tiny_recipe
-from tests.unit.test_lifecycle import LIVE, NOW, ending, gang, head, held, look, spec, view
+from tests.unit.test_lifecycle import LIVE, NOW, commit, ending, gang, head, held, look, spec, view
 from trainer.rundir.records import AttemptSpec, Category, Evidence, Head, Program
 
 OLD, NEW = (Program(image=f"trainer@sha256:{name}", command=("python",)) for name in ("old", "new"))
@@ -49,6 +49,16 @@ def test_a_new_image_is_planned_asked_for_and_switched_to_at_a_commit() -> None:
     stop = decide(run_of(), replace(o, asked=True, answered=True), NOW)
     assert isinstance(stop, StopForPlanChange)
     assert NEW.image in stop.why
+
+
+def test_what_was_planned_and_never_submitted_is_not_insisted_on() -> None:
+    o = look(program=NEW, spec=running(), submitted=None, starts=(), view=view())
+    o = replace(o, head=Head(attempt=1, start=0, commit=commit(4), op_id="x"))
+    planned = decide(run_of(), o, NOW)
+    assert isinstance(planned, WriteSpec)
+    assert (planned.spec.attempt, planned.spec.program) == (2, NEW)
+    assert decide(run_of(), replace(o, next_spec=planned.spec), NOW) == SwapHead(2, 7)
+    assert isinstance(decide(run_of(), replace(o, program=OLD), NOW), SubmitGang)
 
 
 def test_the_same_image_changes_nothing() -> None:
