@@ -18,10 +18,14 @@ READY_SECONDS = 20.0
 
 
 class GcsServer:
-    """Start with `with`. Objects are lost at the end. `environment` is what clients need."""
+    """Start with `with`. Objects are lost at the end. `environment` is what clients need.
 
-    def __init__(self) -> None:
+    With log_level "info" each request is a line of `log`, with its time in milliseconds.
+    """
+
+    def __init__(self, log_level: str = "warn") -> None:
         self.url = ""
+        self._log_level = log_level
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = Path()
 
@@ -30,13 +34,17 @@ class GcsServer:
         """For google-cloud-storage and gcsfs, and for TensorStore (Orbax)."""
         return {"STORAGE_EMULATOR_HOST": self.url, "TENSORSTORE_GCS_HTTP_URL": self.url}
 
+    @property
+    def log(self) -> Path:
+        return self._folder / "log"
+
     def __enter__(self) -> Self:
         binary = server_binary()
         self._folder = Path(tempfile.mkdtemp(prefix="gcs-"))
         for _ in range(3):  # the free port may be taken before the server has it
             if self._start(binary):
                 return self
-        raise RuntimeError(f"{binary} does not come up:\n{self._log()}")
+        raise RuntimeError(f"{binary} does not come up:\n{self.log.read_text(errors='replace')[-2000:]}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -53,8 +61,8 @@ class GcsServer:
         self.url = f"http://{address}"
         host, port = address.split(":")
         command = [str(binary), "-scheme", "http", "-host", host, "-port", port, "-backend", "memory"]
-        command += ["-public-host", address, "-external-url", self.url, "-log-level", "warn"]
-        with (self._folder / "log").open("wb") as log:
+        command += ["-public-host", address, "-external-url", self.url, "-log-level", self._log_level]
+        with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -71,9 +79,6 @@ class GcsServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-
-    def _log(self) -> str:
-        return (self._folder / "log").read_text(errors="replace")[-2000:]
 
 
 def create_bucket(url: str, name: str) -> None:
