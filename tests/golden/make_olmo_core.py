@@ -35,6 +35,7 @@ from olmo_core.nn.rope import YaRNRoPEScalingConfig
 from olmo_core.nn.transformer import TransformerConfig
 from olmo_core.nn.transformer.config import TransformerBlockType
 from olmo_core.optim import CosWithWarmup, HalfCosWithWarmup, LinearWithWarmup, OptimGroupOverride, SkipStepAdamWConfig
+from olmo_core.optim.adamw import foreach_adamw_step
 from olmo_core.train import Duration
 from olmo_core.train.train_module import TransformerTrainModule
 from olmo_core.train.trainer import Trainer
@@ -446,10 +447,45 @@ def write_facts() -> None:
             "yarn_hf": YaRNRoPEScalingConfig(8, 32, 1, 8192).to_hf_config(),
             "config_7b": _plain(config.as_config_dict()),
             "config_190m": _plain(small.as_config_dict()),
+            "init": init_spread(),
+            "nan_after_a_skip": nan_after_a_skip(),
             "eos": TokenizerConfig.dolma2().eos_token_id,
             "pad": TokenizerConfig.dolma2().pad_token_id,
         },
     )
+
+
+def init_spread() -> dict[str, list[float]]:
+    """[deviation, largest magnitude] of some initial weights of a wider model: first layer, last layer, both embeddings."""
+    config = model_config(yarn=False)
+    wide = TransformerConfig.llama_like(d_model=512, vocab_size=2048, n_layers=4, n_heads=8, **_same(config))
+    model = wide.build(init_device="meta")
+    model.init_weights(device=torch.device("cpu"), max_seq_len=16)
+    chosen = {
+        EMBEDDING,
+        "blocks.0.attention.w_q.weight",
+        "blocks.3.attention.w_out.weight",
+        "blocks.3.feed_forward.w2.weight",
+        "lm_head.w_out.weight",
+        "blocks.0.attention_norm.weight",
+    }
+    values = {name: p.detach() for name, p in model.named_parameters() if name in chosen}
+    return {name: [float(v.std()), float(v.abs().max())] for name, v in values.items()}
+
+
+def _same(config: TransformerConfig) -> dict[str, Any]:
+    mixer = config.block.sequence_mixer
+    return {"block_name": config.block.name, "qk_norm": True, "attn_backend": mixer.backend, "layer_norm_eps": 1e-6}
+
+
+def nan_after_a_skip() -> bool:
+    """Whether a skipped step with a NaN gradient leaves NaN in the parameters."""
+    p, zero = torch.ones(2), torch.zeros(2)
+    foreach_adamw_step(
+        [p], [torch.full((2,), float("nan"))], [zero.clone()], [zero.clone()], [torch.zeros(())],
+        lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, step_factor=torch.tensor(0.0),
+    )  # fmt: skip
+    return bool(p.isnan().any())
 
 
 def _plain(value: Any) -> Any:

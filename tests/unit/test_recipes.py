@@ -4,12 +4,15 @@ import json
 from math import ceil
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 from tests.golden import inputs
 from trainer.errors import ConfigurationError
-from trainer.model import param_count
+from trainer.model import init_params, param_count
 from trainer.recipe import Recipe, Yarn, load
+from trainer.rope import frequencies, rope_table
 
 GOLDEN = json.loads((inputs.HERE / "olmo_core_facts.json").read_text())
 RECIPES = sorted(path.stem for path in (Path(__file__).parents[2] / "trainer" / "recipes").glob("[a-z]*.py"))
@@ -52,6 +55,40 @@ def test_yarn_is_where_olmo_core_has_it() -> None:
         beta_fast=theirs["beta_fast"], beta_slow=theirs["beta_slow"],
     )  # fmt: skip
     assert model.yarn.attention_factor == theirs["attention_factor"] == 1.2079441541679836
+
+
+def test_yarn_turns_as_in_olmo_core() -> None:
+    golden = np.load(inputs.HERE / "olmo_core_model.npz")
+    yarn = load("olmo3_7b_stage3").model.yarn
+    # Theirs are float32, of float32 powers.
+    np.testing.assert_allclose(frequencies(128, 500_000.0, yarn), golden["yarn/7b_frequencies"], rtol=3e-7)
+    cos, sin = rope_table(64, inputs.MODEL["head_dim"], 500_000.0, Yarn(**inputs.YARN))
+    for ours, theirs in ((cos, golden["yarn/cos"]), (sin, golden["yarn/sin"])):
+        np.testing.assert_allclose(np.concatenate([ours, ours], axis=1), theirs, atol=3e-7)
+
+
+def test_initial_weights_are_spread_as_olmo_core_s() -> None:
+    """All alike, first layer or last, embeddings or projections; the norms are ones. The draws themselves are torch's."""
+    model = load("olmo3_7b_stage1").model.model_copy(
+        update={"d_model": 512, "n_layers": 4, "n_heads": 8, "n_kv_heads": 8, "head_dim": 64, "mlp_hidden": 1536}
+        | {"padded_vocab_size": 2048, "vocab_size": 2048}
+    )
+    ours = jax.jit(lambda: init_params(model, 0))()
+    layer = {
+        "blocks.0.attention.w_q": ("wq", 0),
+        "blocks.3.attention.w_out": ("wo", 3),
+        "blocks.3.feed_forward.w2": ("w_down", 3),
+    }
+    whole = {"embeddings": "embedding", "lm_head.w_out": "head"}
+    for name, (deviation, largest) in GOLDEN["init"].items():
+        name = name.removesuffix(".weight")
+        if name.endswith("norm"):
+            assert (deviation, largest) == (0, 1)
+            continue
+        value = np.asarray(ours[whole[name]] if name in whole else ours[layer[name][0]][layer[name][1]])
+        assert value.std() == pytest.approx(deviation, rel=0.01), name
+        assert 0.058 < largest <= 0.06
+        assert 0.058 < np.abs(value).max() <= 0.06
 
 
 @pytest.mark.parametrize(("name", "tokens"), [
