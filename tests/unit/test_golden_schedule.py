@@ -1,6 +1,7 @@
 """The schedules of the recipes against OLMo-core's schedulers with the numbers of the official scripts."""
 
 import json
+from math import ceil
 
 import jax
 import jax.numpy as jnp
@@ -44,3 +45,15 @@ def test_the_stitch_and_the_end_of_stage_1() -> None:
         assert exact_rate(schedule, step) == pytest.approx(rates[str(step)], rel=1e-12), step
     assert second["1413814"] == pytest.approx(3.9325e-5, rel=1e-5)
     assert first["597046"] == pytest.approx(1.65e-4, rel=2e-6), "half a step before its midpoint"
+
+
+def test_the_peak_of_stages_2_and_3_is_part_1_at_2t_tokens() -> None:
+    step = ceil(2e12 / (512 * 8192))
+    rate = GOLDEN["stage1_part1"]["rates"][str(step)]
+    assert [load(name).schedule[0].peak for name in ("olmo3_7b_stage2", "olmo3_7b_stage3")] == [rate, rate]
+
+
+def test_the_compiled_rate_is_within_a_few_last_digits_at_every_step() -> None:
+    schedule, steps = load("olmo3_7b_stage1").schedule, np.arange(1, 1_413_815)
+    on_device = np.asarray(jax.jit(lambda n: learning_rate(schedule, n))(jnp.asarray(steps, jnp.int32)))
+    assert np.abs(on_device / exact_rate(schedule, steps) - 1).max() < 3e-7

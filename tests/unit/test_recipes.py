@@ -5,13 +5,15 @@ from math import ceil
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.golden import inputs
 from trainer.errors import ConfigurationError
 from trainer.model import init_params, param_count
-from trainer.recipe import Recipe, Yarn, load
+from trainer.optimizer import adamw
+from trainer.recipe import Optimizer, Recipe, Yarn, load
 from trainer.rope import frequencies, rope_table
 
 GOLDEN = json.loads((inputs.HERE / "olmo_core_facts.json").read_text())
@@ -89,6 +91,25 @@ def test_initial_weights_are_spread_as_olmo_core_s() -> None:
         assert value.std() == pytest.approx(deviation, rel=0.01), name
         assert 0.058 < largest <= 0.06
         assert 0.058 < np.abs(value).max() <= 0.06
+
+
+def test_documents_are_masked_in_stage_3_alone() -> None:
+    masked = {name: load(f"olmo3_7b_{name}").data.mask_documents for name in ("stage1", "stage2", "stage3")}
+    assert masked == {"stage1": False, "stage2": False, "stage3": True}
+
+
+def test_the_seeds_are_those_of_the_official_scripts() -> None:
+    seeds = [load(f"olmo3_7b_{name}").data.order.seed for name in ("stage1", "stage2", "stage3")]
+    assert seeds == [34521, 1337, 34521]
+    assert load("olmo3_7b_stage2").init_seed == 1337
+
+
+def test_a_skip_by_multiplication_lets_nan_through() -> None:
+    """What OLMo-core's update did with a NaN gradient and a factor of 0, and what ours does."""
+    assert GOLDEN["nan_after_a_skip"] is True
+    value, nan = {"wq": jnp.ones(2)}, {"wq": jnp.full(2, jnp.nan)}
+    kept = adamw(value, value, value, nan, jnp.int32(1), jnp.float32(1e-3), Optimizer(), jnp.asarray(True))
+    assert all(np.array_equal(part["wq"], np.ones(2)) for part in kept)
 
 
 @pytest.mark.parametrize(("name", "tokens"), [
