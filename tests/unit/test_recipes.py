@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 
+from orchestrator.api import parse_run
+from orchestrator.planning import ladder
 from tests.golden import inputs
 from trainer.errors import ConfigurationError
 from trainer.model import init_params, param_count
@@ -187,3 +190,23 @@ def test_a_source_of_packed_files_may_be_left_out() -> None:
     assert len(part.data.files) == 125
     with pytest.raises(ConfigurationError, match=r"data\.files has 125 files, but 992 sources in groups of 8 make 124"):
         load("olmo3_7b_stage3", {"data.omitted_files": list(whole.data.packing.sources[:6])})
+
+
+# --- the example
+
+
+def test_the_example_of_three_stages_is_a_chain_that_can_be_planned() -> None:
+    text = (Path(__file__).parents[2] / "examples" / "kubernetes" / "olmo3-7b.yaml").read_text(encoding="utf-8")
+    runs = [parse_run(document, "olmo3-7b.yaml") for document in yaml.safe_load_all(text)]
+    last = None
+    for run in runs:
+        assert run.spec.recipe.name is not None
+        recipe = load(run.spec.recipe.name)
+        schedule = recipe.schedule[-1]
+        assert run.spec.target_step == (1_413_814 if recipe.stage == "stage1" else schedule.total_steps)
+        assert all(rung.plan.global_batch == recipe.global_batch for rung in ladder(run, recipe))
+        source = run.spec.init_from
+        assert source is not None
+        assert last is None or source.run == f"{last.spec.run_directory}@{last.spec.target_step}"
+        last = run
+    assert [run.spec.recipe.name for run in runs] == ["olmo3_7b_stage1", "olmo3_7b_stage2", "olmo3_7b_stage3"]
