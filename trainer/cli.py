@@ -1,4 +1,4 @@
-"""`python -m trainer train|evaluate|convert|data`. Subcommands are imported when they are used; nothing here imports JAX."""
+"""`python -m trainer …`. Subcommands are imported when they are used; nothing here imports JAX."""
 
 import importlib
 import sys
@@ -12,6 +12,7 @@ SUBCOMMANDS = {
     "train": ("trainer.commands", "train", "One process of a training start, or a whole run without an orchestrator."),
     "evaluate": ("trainer.commands", "evaluate", "Held-out loss of a committed step; changes nothing."),
     "convert": ("trainer.convert", "convert", "Weights from and to Hugging Face's and OLMo-core's formats."),
+    "parity": ("trainer.parity.commands", "parity", "Our model's predictions beside those of Hugging Face's."),
     "data": ("trainer.data.commands", "data", "Tokenise, order and audit data."),
 }
 
