@@ -25,7 +25,8 @@ DTYPE_BYTES = {"uint8": 1, "uint16": 2, "uint32": 4}
 
 # Fields younger than the first runs. Where one is at its default it is left out of the fingerprint, so that a run begun
 # before it existed keeps its own.
-ADDED = {"model": ("yarn",), "data": ("packing", "mask_documents", "repetition_filter")}
+ADDED = {"model": ("yarn",), "data": ("packing", "mask_documents", "repetition_filter", "untrained_bit")}
+UNTRAINED = 1 << 31
 
 
 class Yarn(Frozen):
@@ -131,6 +132,9 @@ class Data(Frozen):
     packing: Packing | None = None
     mask_documents: bool = Field(default=False, description="no attention across an eos_id; each document by itself")
     repetition_filter: RepetitionFilter | None = None
+    untrained_bit: bool = Field(
+        default=False, description="a token with bit 31 set is read, but no target: a prompt; uint32 only"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -217,6 +221,8 @@ class Recipe(Frozen):
             )
         if len(train) != len(self.data.files):
             raise ValueError("data.files names a file twice; its instances would be read twice per epoch")
+        if self.data.untrained_bit and self.data.dtype != "uint32":
+            raise ValueError(f"data.untrained_bit needs data.dtype uint32: {self.data.dtype} has no bit 31")
         if self.data.packing is not None:
             self._check_packing(self.data.packing)
         return self

@@ -130,7 +130,7 @@ def _loss_and_grad(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
     rows = plan.micro_batch
 
     def one(params: Params, tokens: jax.Array, scale: float | jax.Array) -> tuple[jax.Array, Params]:
-        has_target, documents, _ = read_rows(tokens, data)
+        tokens, has_target, documents, _ = read_rows(tokens, data)
 
         def objective(params: Params) -> tuple[jax.Array, jax.Array]:
             total, ce = next_token_loss(
@@ -197,7 +197,7 @@ def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
     weights = sharded_weights(model, mesh, recipe.compute_dtype)
 
     def one(params: Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
-        has_target, documents, count = read_rows(tokens, recipe.data, training=False)
+        tokens, has_target, documents, count = read_rows(tokens, recipe.data, training=False)
         ce = next_token_loss(params, tokens, model, weights, 0.0, "none", has_target, documents)[1]
         return ce, count
 

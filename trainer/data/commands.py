@@ -1,4 +1,4 @@
-"""`python -m trainer data tokenize | pack | check | order | audit`. Plain text when piped, a progress bar on a terminal.
+"""`python -m trainer data tokenize | examples | pack | check | order | audit`. Plain text when piped, a progress bar on a terminal.
 
 Exit codes of `audit`: 0 clean, 1 a problem was found, 4 no such run. Other errors carry their own (trainer/errors.py).
 """
@@ -75,6 +75,27 @@ def check(reference: str, data_root: str, overrides: tuple[str, ...]) -> None:
     click.echo(
         f"{recipe.instances:,} training instances in {len(recipe.data.files):,} files; {held_out:,} held out, {where}"
     )
+
+
+@data.command()
+@click.option("--recipe", "reference", required=True, help="Recipe name or file, one like sft.")
+@click.option(
+    "--source",
+    "sources",
+    required=True,
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="JSON lines with prompt and response.",
+)
+@click.option("--tokenizer", default="bytes", show_default=True, help="`bytes`, or the path of a tokenizer.json.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder below which the file is written.")
+def examples(reference: str, sources: tuple[Path, ...], tokenizer: str, out: Path) -> None:
+    """Write prompts and responses as tokens, the prompts marked as no targets. Then pack them."""
+    from trainer.data.examples import open_tokenizer, write_examples
+    from trainer.recipe import load
+
+    made = write_examples(load(reference), list(sources), open_tokenizer(tokenizer), out)
+    click.echo(f"{made.path}: {made.examples:,} examples, {made.tokens:,} tokens, {made.targets:,} of them targets")
 
 
 @data.command()

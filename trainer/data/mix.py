@@ -17,7 +17,7 @@ from trainer.data.hashes import U64
 from trainer.data_root import DataRoot, open_root
 from trainer.errors import ConfigurationError
 from trainer.freezing import check_files
-from trainer.recipe import DTYPE_BYTES, Recipe
+from trainer.recipe import DTYPE_BYTES, UNTRAINED, Recipe
 
 I32 = npt.NDArray[np.int32]
 
@@ -73,9 +73,10 @@ class Mix:
         else:
             for instance, row in zip(ids.tolist(), raw, strict=True):
                 self._read_row(instance, row)
-        if raw.size and int(raw.max()) >= self.recipe.model.vocab_size:
-            self._refuse(ids, raw)
-        # uint32 below 2^31 has the same bits as int32: no second copy for the large dtype.
+        known = raw & np.uint32(UNTRAINED - 1) if self.recipe.data.untrained_bit else raw
+        if raw.size and int(known.max()) >= self.recipe.model.vocab_size:
+            self._refuse(ids, known)
+        # uint32 has the same bits as int32 (the untrained bit is the sign): no second copy for the large dtype.
         return raw.view(np.int32) if raw.dtype == np.dtype("<u4") else raw.astype(np.int32)
 
     def _consecutive(self, ids: U64) -> bool:
