@@ -71,7 +71,9 @@ def test_without_an_api_server_nothing_is_decided_and_training_goes_on(
 def test_what_is_left_on_a_host_that_is_cut_off_can_never_commit_again(
     lab: Lab, api: Api, keeper: OperatorProcess
 ) -> None:
-    run = AppliedRun.apply(lab, "cut-off", target=100_000, checkpoint=EVERY, gracePeriod="3s")
+    # Their peers must not take them for dead while they are stopped: they have to wake up and go on.
+    patient = {"step": "600s", "start": "600s", "heartbeat": "600s"}
+    run = AppliedRun.apply(lab, "cut-off", target=100_000, checkpoint=EVERY, gracePeriod="3s", hang=patient)
     run.until_step(10)
     nodes = sorted({pod["spec"]["nodeName"] for pod in run.pods})
     old = trainers(lab, "cut-off-a1")
