@@ -23,10 +23,11 @@ from tests.lab.api import Object
 from tests.lab.lab import REPOSITORY, Lab, LabError
 from tests.lab.queues import cluster_queue, cut, install_queue
 from tests.lab.up import default_folder
+from trainer.hardware import device_type
 
-POOLS = {"tpu7x-2x2x2": 2, "v5p-2x2x1": 1}
-UPPER, LOWER = "tpu7x-2x2x2", "v5p-2x2x1"
-QUOTA = {UPPER: 8, LOWER: 4}  # chips: one slice of each generation
+POOLS = {"v5p-2x2x2": 2, "tpu7x-1x1x1": 1}
+UPPER, LOWER = "v5p-2x2x2", "tpu7x-1x1x1"
+QUOTA = {UPPER: 8, LOWER: 1}  # chips: one slice of each generation
 PATIENCE = 240.0  # seconds until something that must happen counts as broken
 NAMESPACE, RUN = "demo", "demo"
 RUNS = f"/apis/untildone.dev/v1alpha1/namespaces/{NAMESPACE}/trainingruns"
@@ -132,7 +133,7 @@ def play(demo: Demo) -> None:
     install_queue(api, QUOTA, namespace=NAMESPACE)
     upload_data(lab)
     demo.show("kubectl", "apply", "-f", "examples/kubernetes/demo.yaml")
-    demo.until("a commit", lambda: demo.committed() >= 20)
+    demo.until("a commit", lambda: demo.committed() >= 10)
     demo.turn()
 
     demo.say("a workload of higher priority takes the slice: the run keeps its JobSet, its Workload and its place")
@@ -149,12 +150,12 @@ def play(demo: Demo) -> None:
         "the quota is cut and what it held is taken: the run goes on with a quarter of the devices, of another generation"
     )
     cut(api, {UPPER: 0, LOWER: QUOTA[LOWER]})
-    demo.until("it trains on v5p", lambda: demo.training(LOWER, demo.committed()))
+    demo.until(f"it trains on {LOWER}", lambda: demo.training(LOWER, demo.committed()))
     demo.turn()
 
     demo.say("the quota comes back: the upper rung queued ahead meanwhile; the run moves at a commit")
     api.apply(cluster_queue("tpus", QUOTA))
-    demo.until("it trains on tpu7x", lambda: demo.training(UPPER, demo.committed()))
+    demo.until(f"it trains on {UPPER}", lambda: demo.training(UPPER, demo.committed()))
     demo.turn()
 
     demo.say("a host dies")
@@ -187,7 +188,7 @@ def rival() -> Object:
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
         "tolerations": [{"key": "google.com/tpu", "operator": "Exists"}],
-        "nodeSelector": {"cloud.google.com/gke-tpu-accelerator": "tpu7x"},
+        "nodeSelector": {"cloud.google.com/gke-tpu-accelerator": device_type(UPPER).gke_accelerator},
     }
     job = {"parallelism": 2, "completions": 2, "completionMode": "Indexed", "template": {"spec": pod}}
     labels = {"kueue.x-k8s.io/queue-name": "tpus", "kueue.x-k8s.io/priority-class": "high"}
