@@ -26,6 +26,7 @@ from orchestrator.observation import CLUSTER, RUN_DIRECTORY, Observation
 from orchestrator.observe import read_observation
 from orchestrator.owners import READ_SECONDS, Ownership, local_owner
 from orchestrator.preparing import ConfigMaps, open_run, prepare
+from orchestrator.reading import RunReading
 from trainer.errors import ConfigurationError, Fenced, StorageUnavailable, TrainerError
 from trainer.recipe import Recipe
 from trainer.rundir.rundir import RunDirectory
@@ -111,6 +112,7 @@ class Caretaker:
         self.recipe = recipe
         self.cluster = cluster
         self.rundir = rundir
+        self.reading = RunReading(rundir)
         self.clock = clock
         self.memory = memory or Memory()
         self.take_over = take_over
@@ -120,7 +122,7 @@ class Caretaker:
     def look(self) -> Look:
         """Observe and decide."""
         observation = read_observation(
-            self.run, self.recipe, self.cluster, self.rundir, self.memory, take_over=self.take_over
+            self.run, self.recipe, self.cluster, self.reading, self.memory, take_over=self.take_over
         )
         now = self.clock()
         return Look(observation, decide(self.run, observation, now), now)

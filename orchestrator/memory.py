@@ -22,6 +22,7 @@ class Memory:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.highest_attempt = 0
+        self.compared: tuple[object, object, tuple[str, ...]] | None = None  # two objects, and how they differ
         self._clock = clock
         self._held: dict[str, tuple[float, int]] = {}  # fact -> (since, observations)
 

@@ -34,7 +34,7 @@ from trainer.rundir.rundir import differences
 
 
 class RunReader(Protocol):
-    """What an observation reads of a run directory (trainer.rundir.rundir.RunDirectory).
+    """What an observation reads of a run directory (trainer.rundir.rundir.RunDirectory, by way of reading.py).
 
     Missing objects are None; every call may raise StorageUnavailable, TruthUnknown or ConfigurationError.
     """
@@ -48,7 +48,7 @@ class RunReader(Protocol):
     def read_progress(self, attempt: int, start: int) -> Progress | None: ...
     def read_exit(self, attempt: int, start: int) -> ExitRecord | None: ...
     def read_pod_exit(self, attempt: int, pod_uid: str) -> ExitRecord | None: ...
-    def endings(self, attempt: int | None = None) -> tuple[Ending, ...]: ...
+    def endings(self, attempt: int) -> tuple[Ending, ...]: ...
     def read_request(self, identifier: str) -> Request | None: ...
     def read_answer(self, identifier: str) -> RequestDone | None: ...
 
@@ -94,7 +94,7 @@ def read_observation(
         highest_attempt=memory.highest_attempt,
     )
     try:
-        observation = _with_run_directory(observation, rundir, stopping=run.spec.suspend)
+        observation = _with_run_directory(observation, rundir, memory, stopping=run.spec.suspend)
     except (StorageUnavailable, TruthUnknown) as error:
         unknown[RUN_DIRECTORY] = str(error) or "no answer"
     except ConfigurationError as error:
@@ -104,7 +104,7 @@ def read_observation(
     return replace(observation, marks=memory.note(marks_of(observation), unknown))
 
 
-def _with_run_directory(o: Observation, rundir: RunReader, stopping: bool) -> Observation:
+def _with_run_directory(o: Observation, rundir: RunReader, memory: Memory, stopping: bool) -> Observation:
     """`o` with what the run directory says. Any answer that is missing raises; half a picture is none.
 
     `stopping`: the user asks for a stop, so the current start may have been asked for a commit.
@@ -115,7 +115,7 @@ def _with_run_directory(o: Observation, rundir: RunReader, stopping: bool) -> Ob
     o = replace(
         o,
         recorded=recorded,
-        recipe_differences=_differences(recorded.recipe, o.recipe) if recorded else (),
+        recipe_differences=_differences(recorded.recipe, o.recipe, memory) if recorded else (),
         init=rundir.read_init(),
         head=head,
         generation=generation,
@@ -136,9 +136,15 @@ def _with_run_directory(o: Observation, rundir: RunReader, stopping: bool) -> Ob
     return replace(o, starts=starts, pod_exits=exits)
 
 
-def _differences(recorded: Recipe, wanted: Recipe) -> tuple[str, ...]:
+def _differences(recorded: Recipe, wanted: Recipe, memory: Memory) -> tuple[str, ...]:
+    """Compared once as long as both are the same objects: with a thousand files that takes 18 ms."""
+    last = memory.compared
+    if last is not None and last[0] is recorded and last[1] is wanted:
+        return last[2]
     old, new = (recipe.model_dump(mode="json", exclude={"name"}) for recipe in (recorded, wanted))
-    return tuple(differences(old, new))
+    found = tuple(differences(old, new))
+    memory.compared = (recorded, wanted, found)
+    return found
 
 
 def _starts_of_interest(o: Observation, head: Head) -> list[int]:

@@ -12,6 +12,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import google.auth.exceptions
@@ -24,6 +25,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from trainer.errors import StorageUnavailable, TrainerError
 from trainer.rundir.store import AlreadyExists, Blob, Conflict, NotFound, Stat, StoreRefused
 
+CONNECTIONS = 64  # kept open; all stores of a process share them
 TIMEOUT = (10.0, 60.0)  # connect, read; seconds
 UNCACHED = "no-store"  # readable by all, an object would otherwise be cached for an hour
 DELETING_THREADS = 16
@@ -242,12 +244,24 @@ class GcsStore:
 
 
 def _client(uri: str) -> Any:
-    if os.environ.get("STORAGE_EMULATOR_HOST"):
-        return storage.Client(project=None, credentials=AnonymousCredentials())
+    """The client of this process: each has connections, certificates and tokens of its own."""
     try:
-        return storage.Client(project=None)  # objects need no project
+        return _shared_client(os.environ.get("STORAGE_EMULATOR_HOST") or None)
     except google.auth.exceptions.DefaultCredentialsError as error:
         raise StoreRefused(
             f"run directory {uri}: no Google Cloud credentials ({error}); use Workload Identity, "
             "or gcloud auth application-default login"
         ) from error
+
+
+@cache
+def _shared_client(emulator: str | None) -> Any:
+    # Objects need no project.
+    client = storage.Client(project=None, credentials=AnonymousCredentials() if emulator else None)
+    if not client._http.is_mtls:  # then the library has put an adapter of its own there
+        for scheme in ("https://", "http://"):
+            client._http.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=CONNECTIONS))
+    return client
+
+
+os.register_at_fork(after_in_child=_shared_client.cache_clear)  # a connection belongs to one process

@@ -27,6 +27,10 @@ class Ledger:
                 known.append(entry)
         return tuple(known)
 
+    def known(self, attempt: int) -> tuple[Ending, ...]:
+        """Those that were read or written here: the store is not asked."""
+        return tuple(self._known.get(attempt, ()))
+
     def append(self, ending: Ending) -> Ending:
         """Record `ending` (its index is chosen here) unless its key is recorded; returns the entry that counts."""
         while True:
@@ -36,4 +40,7 @@ class Ledger:
                 return same
             numbered = ending.model_copy(update={"index": len(entries) + 1})
             if self._documents.create(ending_key(ending.attempt, numbered.index), numbered):
+                known = self._known[ending.attempt]
+                if len(known) < numbered.index:
+                    known.append(numbered)
                 return numbered

@@ -296,6 +296,10 @@ class RunDirectory(Documents):
         last = found[0].attempt if found else 0
         return tuple(entry for number in range(1, last + 1) for entry in self._ledger.endings(number))
 
+    def known_endings(self, attempt: int) -> tuple[Ending, ...]:
+        """The endings of one attempt that this object has read or written; the store is not asked."""
+        return self._ledger.known(attempt)
+
     def append_ending(self, ending: Ending) -> Ending:
         """Record an ending once per key; returns the entry that counts, perhaps another writer's."""
         return self._ledger.append(ending)
