@@ -33,17 +33,18 @@ from tests.lab.api import Object, condition
 from tests.lab.lab import Lab
 from tests.lab.queues import install_queue
 from tests.support.commits import commit, record_start
-from tests.support.gang import ROOT, small_recipe, write_corpus
+from tests.support.gang import ROOT
 from tests.support.gcs_server import GcsServer
 from tests.support.lab_objects import wait
 from tests.support.operated import install_crd
 from trainer.errors import Fenced, TrainerError
-from trainer.freezing import freeze
+from trainer.recipe import load as load_recipe
 from trainer.rundir.claims import Claim, ClaimStopped
 from trainer.rundir.records import Progress
 from trainer.rundir.rundir import RunDirectory
 
 DEVICE, CHIPS = "v5p-2x2x1", 4  # one host, one process
+RECIPE = "olmo3_7b_stage1"  # a thousand data files: recipe.json has 136 kB
 QUEUES = {"admitted": "tpus", "queued": "never"}
 RUNS = "/apis/untildone.dev/v1alpha1/namespaces/default/trainingruns"
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
@@ -54,7 +55,7 @@ FAIL = 10  # SIGUSR1
 PROGRAM = "trap 'kill $!; exit 1' USR1; trap 'kill $!; exit 75' TERM; sleep 1000000 & wait"
 REPORT_SECONDS = 10.0
 STORE_SECONDS = 0.025
-BEGIN_SECONDS = 180.0
+BEGIN_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class StandsIn(threading.Thread):
 
     def __init__(self, lab: Lab) -> None:
         super().__init__(daemon=True, name="trainers")
-        self.claimed: dict[tuple[str, int], str] = {}  # (run, attempt) → name of its pod
+        self.claimed: dict[tuple[str, int], Object] = {}  # (run, attempt) → its pod
         self._lab = lab
         self._claims: dict[str, tuple[RunDirectory, Claim, int]] = {}  # by pod uid; what it reports, and its step
         self._over: set[str] = set()
@@ -106,6 +107,7 @@ class StandsIn(threading.Thread):
                     self._claim(uid, pod)
             for uid in self._claims.keys() - pods.keys():
                 del self._claims[uid]
+                self.claimed = {key: pod for key, pod in self.claimed.items() if pod["metadata"]["uid"] != uid}
             if time.monotonic() - reported > REPORT_SECONDS:
                 reported = time.monotonic()
                 for uid, (rundir, claim, step) in list(self._claims.items()):
@@ -135,7 +137,7 @@ class StandsIn(threading.Thread):
         commit(claim, step, time.time())
         self._claims[uid] = (rundir, claim, step)
         self._report(rundir, claim, step)
-        self.claimed[run, attempt] = pod["metadata"]["name"]
+        self.claimed[run, attempt] = pod
 
     def _report(self, rundir: RunDirectory, claim: Claim, step: int) -> None:
         committed = claim.commit_ref
@@ -327,7 +329,7 @@ class Fleet:
             "kind": "TrainingRun",
             "metadata": {"name": run, "namespace": "default"},
             "spec": {
-                "recipe": {"configMap": {"name": "recipe"}},
+                "recipe": {"name": RECIPE},
                 "data": {"root": f"gs://{BUCKET}/corpus"},
                 "targetStep": 1_000_000,
                 "runDirectory": uri(run),
@@ -361,7 +363,7 @@ def fleet(runs: int, admitted: int) -> Iterator[Fleet]:
         wait("the default service account", lambda: lab.api.find(account))
         install_queue(lab.api, {DEVICE: CHIPS * admitted}, name=QUEUES["admitted"])
         install_queue(lab.api, {DEVICE: 0}, name=QUEUES["queued"])
-        _write_recipes(lab, folder / "corpus", names)
+        _write_recipes(names)
         trainers = StandsIn(lab)
         trainers.start()
         stack.callback(trainers.stop)
@@ -371,13 +373,14 @@ def fleet(runs: int, admitted: int) -> Iterator[Fleet]:
         yield made
 
 
-def _write_recipes(lab: Lab, corpus: Path, names: list[str]) -> None:
-    """Fix the recipe of each run: what is not begun yet has its data looked at, by a process that takes seconds."""
-    recipe = small_recipe()
-    metadata = {"name": "recipe", "namespace": "default"}
-    data = {"recipe.yaml": yaml.safe_dump(recipe.model_dump(mode="json"))}
-    lab.api.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data})
-    frozen = freeze(recipe, str(write_corpus(corpus)))
+def _write_recipes(names: list[str]) -> None:
+    """Fix the recipe of each run: the data of one that has not begun is looked at, and there is none."""
+    recipe = load_recipe(RECIPE)
+    files = {
+        part: tuple(file.model_copy(update={"bytes": 1 << 30}) for file in getattr(recipe.data, part))
+        for part in ("files", "held_out")
+    }
+    frozen = recipe.model_copy(update={"data": recipe.data.model_copy(update=files)})
     for name in names:
         RunDirectory.open(uri(name), create=True).create_recipe(frozen)
 
@@ -386,6 +389,6 @@ def uri(run: str) -> str:
     return f"gs://{BUCKET}/default/{run}"
 
 
-def load() -> list[float]:
-    """The load averages of this machine."""
+def load_average() -> list[float]:
+    """Of this machine, over 1, 5 and 15 minutes."""
     return [round(value, 1) for value in os.getloadavg()]

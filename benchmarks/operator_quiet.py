@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.fleet import Call, Fleet, fleet, load
+from benchmarks.fleet import Call, Fleet, fleet, load_average
 
 KINDS = (
     "trainingruns", "jobsets", "workloads", "pods", "nodes", "localqueues", "clusterqueues", "resourceflavors",
@@ -87,7 +87,11 @@ def main() -> None:
     options = parser.parse_args()
     with fleet(options.runs, options.admitted) as made:
         found = measure(made, options.seconds)
-    print(json.dumps({"benchmark": "operator_quiet", "runs": options.runs, "load_average": load(), **found}, indent=2))
+    print(
+        json.dumps(
+            {"benchmark": "operator_quiet", "runs": options.runs, "load_average": load_average(), **found}, indent=2
+        )
+    )
     sys.exit(0 if found["ok"] else 1)
 
 
