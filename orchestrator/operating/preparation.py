@@ -29,6 +29,8 @@ from trainer.rundir.store import StoreMissing
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 30.0
 LOOK_AGAIN_SECONDS = 300.0
+# Looking at the data takes a process of its own, and its memory: one at a time.
+_one_look = threading.Semaphore(1)
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def prepare_spec(run: TrainingRun, cluster: Cluster, api: Requests, accepted_bef
     ladder(run, recipe)
     if not (accepted_before and recorded is not None):
         cluster.check(run)
-    return Prepared(run, recipe, cluster, open_run(run, recipe))
+    with contextlib.nullcontext() if recorded is not None else _one_look:
+        return Prepared(run, recipe, cluster, open_run(run, recipe))
 
 
 def read_config_map(api: Requests, namespace: str, ref: ConfigMapKeyRef) -> str:

@@ -30,6 +30,7 @@ class StatusWriter:
         self._subject = subject
         self._monotonic = monotonic
         self._at = float("-inf")
+        self._refused: RunStatus | None = None  # what the API server did not take last
         self._log = structlog.get_logger()
 
     def write(self, status: RunStatus) -> float | None:
@@ -40,13 +41,15 @@ class StatusWriter:
         if status == self.written:
             return None
         now = self._monotonic()
-        news = differs(self.written, status)
+        news = differs(self._refused or self.written, status)
         if not news and now - self._at < QUIET_SECONDS:
             return self._at + QUIET_SECONDS - now
-        self._at = now  # also when it fails: a status that is refused is not sent again and again
-        if self._send(status):
+        self._at = now
+        taken = self._send(status)
+        self._refused = None if taken else status  # not sent again and again
+        if taken:
             self.written = status
-        return None
+        return None if taken else QUIET_SECONDS
 
     def _send(self, status: RunStatus) -> bool:
         subject = self._subject

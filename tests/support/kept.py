@@ -27,9 +27,11 @@ class ApiServer:
     events: dict[str, dict[str, Any]] = field(default_factory=dict)
     tried: list[str] = field(default_factory=list)  # names of Events, told or not
     away: bool = False
+    asked: int = 0
     refuses: dict[str, int] = field(default_factory=dict)  # part of a path → HTTP status
 
     def request(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
+        self.asked += 1
         if self.away:
             raise ClusterUnavailable("connection refused")
         for part, status in self.refuses.items():

@@ -54,12 +54,18 @@ def test_news_at_once_figures_once_a_minute_nothing_when_nothing_changed() -> No
     assert writer.write(status) is None and len(server.statuses) == 6
 
 
-def test_a_refused_status_is_not_sent_again_at_once() -> None:
+def test_a_refused_status_is_tried_again_once_a_minute() -> None:
     now = 0.0
     server = ApiServer(refuses={"/status": 403})
     writer = StatusWriter(server, SUBJECT, None, lambda: now)
-    writer.write(frozen("a"))
-    assert writer.written is None
+    for _ in range(180):
+        due = writer.write(frozen("a"))
+        assert due is not None and 0 < due <= QUIET_SECONDS
+        now += 1
+    assert server.asked == 3
+    server.refuses = {}
+    now += QUIET_SECONDS
+    assert writer.write(frozen("a")) is None and len(server.statuses) == 1
 
 
 @pytest.mark.parametrize("status", [404, 409])
