@@ -50,7 +50,7 @@ class Other:
 class Ownership:
     """Our claim on one run. For one thread at a time.
 
-    `take_over` takes the run from whoever has it, once; `take_over_from` takes it from that owner only. `how` tells a
+    `take_over` takes the run from whoever has it, once; `take_over_from` from that owner, or that cluster, only. `how` tells a
     user how to do either.
     """
 
@@ -139,7 +139,8 @@ class Ownership:
             return True
         if found.owner == self.owner:
             return first or still >= BEAT_SECONDS
-        return self._take_over or found.owner == self.take_over_from or still >= STALE_SECONDS
+        named = self.take_over_from in (found.owner, found.cluster_uid)
+        return self._take_over or named or still >= STALE_SECONDS
 
     def _claim(self, beats: int, generation: int, now: float) -> bool:
         document = self._document(beats)

@@ -30,7 +30,8 @@ from orchestrator.owners import BEAT_SECONDS, Ownership
 from orchestrator.status import RunStatus, refused_status, status_of
 from trainer.errors import ConfigurationError
 
-TAKE_OVER = "untildone.dev/take-over-from"  # annotation: the owner (or cluster) that the run is taken from
+# Annotation: the owner that the run is taken from, or the cluster that is gone for good.
+TAKE_OVER = "untildone.dev/take-over-from"
 LIVE_SECONDS = 10.0  # of a live start the run directory is read at least this far apart
 IDLE_SECONDS = BEAT_SECONDS  # without one it is visited to renew owner.json
 AT_ONCE, SOON_SECONDS = 0.0, 0.5
@@ -172,7 +173,7 @@ class Keeper:
         current = self._caretaker
         if current is not None and current.run is outcome.run:
             return None
-        if current is not None:
+        if current is not None and current.run.spec != outcome.run.spec:
             refused = self._contradiction(outcome)
             if refused is not None:
                 if refused.certain:
@@ -188,8 +189,15 @@ class Keeper:
         """What the run has against another spec than the one that counts: seen by a look with no memory."""
         memory = Memory(self._around.monotonic)
         memory.highest_attempt = self._memory.highest_attempt
+        asked = TAKE_OVER in prepared.run.metadata.annotations
         look = Caretaker(
-            prepared.run, prepared.recipe, prepared.cluster, prepared.rundir, clock=self._around.clock, memory=memory
+            prepared.run,
+            prepared.recipe,
+            prepared.cluster,
+            prepared.rundir,
+            clock=self._around.clock,
+            memory=memory,
+            take_over=asked,
         ).look()
         if isinstance(look.decision, Refused):
             return Wrong(look.decision.message, certain=True)
@@ -209,7 +217,7 @@ class Keeper:
             self.subject.uid,
             around.cluster_uid(),
             take_over_from=take_over_from,
-            how=f"kubectl annotate trun {self.subject.name} -n {self.subject.namespace} --overwrite {TAKE_OVER}=OWNER",
+            how=self._annotation("OWNER"),
             monotonic=around.monotonic,
             clock=around.clock,
         )
@@ -220,7 +228,6 @@ class Keeper:
             prepared.rundir,
             clock=around.clock,
             memory=self._memory,
-            take_over=take_over_from is not None,
             ownership=ownership,
         )
         self.log.info("accepted", generation=run.metadata.generation, fingerprint=prepared.recipe.fingerprint())
@@ -229,7 +236,12 @@ class Keeper:
 
     def _look_after(self, wanted: Wanted, wrong: Wrong | None) -> list[float | None]:
         assert self._caretaker is not None
-        look = explained(self._caretaker.step())
+        look = self._caretaker.step()
+        submitted = look.observation.submitted
+        cluster = submitted.cluster_uid if submitted is not None else ""
+        # From the next look on: the user names the cluster that is gone for good.
+        self._caretaker.take_over = cluster == self._caretaker.run.metadata.annotations.get(TAKE_OVER)
+        look = explained(look, self._annotation(cluster))
         changed = self._last is None or look.mark != self._last.mark
         self._last = look
         decision = look.decision
@@ -256,6 +268,10 @@ class Keeper:
         if decision.until is None:
             return poll
         return min(poll, max(SOON_SECONDS, decision.until - self._around.clock()))
+
+    def _annotation(self, value: str) -> str:
+        """How a user takes the run over."""
+        return f"kubectl annotate trun {self.subject.name} -n {self.subject.namespace} --overwrite {TAKE_OVER}={value}"
 
     # -- what is told
 

@@ -22,11 +22,12 @@ def with_rights(message: str) -> str:
     return message + RIGHTS if NOT_ALLOWED in message and RIGHTS not in message else message
 
 
-def explained(look: Look) -> Look:
-    """`look` with the fix for a right that is missing."""
+def explained(look: Look, take_over: str) -> Look:
+    """`look` with the fix for a right that is missing, and with what here stands for --take-over."""
     decision = look.decision
     if isinstance(decision, (Freeze, Refused)):
-        return replace(look, decision=replace(decision, message=with_rights(decision.message)))
+        message = with_rights(decision.message).replace("with --take-over", f"with: {take_over}")
+        return replace(look, decision=replace(decision, message=message))
     return look
 
 

@@ -314,6 +314,29 @@ def test_a_daemon_that_looks_after_the_run_is_named_with_the_way_out() -> None:
         assert kept.server.reasons[0] == "OwnedByOther"
 
 
+def test_a_run_of_a_cluster_that_is_gone_is_taken_over_by_its_name() -> None:
+    with a_world(FOREVER) as world:
+        kept = Kept(world)
+        kept.until(lambda: kept.word == "Training")
+        gone = world.uid
+        world.uid, world.lives = "another", {}
+        late = kept.fresh()
+        late_visits = [kept.visit(late) for _ in range(3)]
+        assert late_visits[-1] is not None and kept.word == "TruthUnknown"
+        message = kept.condition("Succeeded")["message"]
+        order = f"kubectl annotate trun demo -n ns --overwrite {TAKE_OVER}={gone}"
+        assert order in message and "--take-over " not in message
+        kept.obj["metadata"] = {**kept.obj["metadata"], "annotations": {TAKE_OVER: "daemon/x"}}
+        kept.visit(late)
+        kept.visit(late)
+        assert kept.word == "TruthUnknown", "another owner's name says nothing about the cluster"
+        kept.obj["metadata"] = {**kept.obj["metadata"], "annotations": {TAKE_OVER: gone}}
+        for _ in range(40):
+            kept.visit(late)
+            world.tick()
+        assert [attempt for attempt, _ in world.created] == [1, 2]
+
+
 def test_a_silent_daemon_is_succeeded() -> None:
     with a_world(FOREVER) as world:
         kept = Kept(world)
