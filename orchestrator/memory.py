@@ -24,16 +24,21 @@ class Memory:
         self.highest_attempt = 0
         self.compared: tuple[object, object, tuple[str, ...]] | None = None  # two objects, and how they differ
         self._clock = clock
+        self._noted = clock()
         self._held: dict[str, tuple[float, int]] = {}  # fact -> (since, observations)
 
     def note(self, facts: Iterable[str], unknown: Iterable[str] = ()) -> dict[str, Mark]:
         """The marks after an observation in which exactly `facts` held.
 
         When sources were `unknown`, facts that name a value ("same beats as before") cannot have been refuted and are
-        kept as they are; facts that have to be seen without a break (`UNBROKEN`) are dropped.
+        kept as they are; facts that have to be seen without a break (`UNBROKEN`) are dropped, as they are after a long
+        time without observations.
         """
         now, held = self._clock(), set(facts)
         blind = bool(set(unknown))
+        if now - self._noted > GAP_SECONDS:  # stopped, or another replica did the work
+            self.forget(UNBROKEN)
+        self._noted = now
         kept = {
             fact: (since, count + (fact in held))
             for fact, (since, count) in self._held.items()
@@ -47,5 +52,6 @@ class Memory:
         self._held = {fact: held for fact, held in self._held.items() if not fact.startswith(facts)}
 
 
-# Facts that must be seen in every observation in between to count.
+# Facts that must be seen in every observation in between to count; and how far apart observations may be for that.
 UNBROKEN = ("fits/", "stale/", "gone/")
+GAP_SECONDS = 120.0
