@@ -38,8 +38,7 @@ def refuse_inline_secrets(data: Mapping[str, Any], source: str) -> None:
 
 def _secret_error(where: str) -> str:
     return (
-        f"{where}: looks like a secret, and a secret in a spec can be read by everybody who can read the run; "
-        f"{INSTEAD}"
+        f"{where}: looks like a secret, and a secret in a spec can be read by everybody who can read the run; {INSTEAD}"
     )
 
 
