@@ -4,7 +4,9 @@ In this order, on one installation: each test leaves it as the next one needs it
 """
 
 import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.cluster
 DEFINITION = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/trainingruns.untildone.dev"
 RUNS = f"/apis/untildone.dev/v1alpha1/namespaces/{TEAM}/trainingruns"
 LADDER = [{"deviceType": DEVICE}]
+INSTALL = ("upgrade", "--install", NAME, str(CHART))
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +83,13 @@ def test_another_namespace_s_place_is_refused_by_condition(lab: Lab, release: Re
 
 @pytest.mark.timeout(600)
 def test_a_run_is_trained_with_exactly_the_rights_of_the_chart(lab: Lab, release: Release) -> None:
-    run = AppliedRun.apply(lab, "one", 40, TEAM, ladder=LADDER, checkpoint={"everySteps": 10})
+    run = AppliedRun.apply(lab, "one", 100_000, TEAM, ladder=LADDER, checkpoint={"everySteps": 10})
     run.until_step(10, 240)
     run.patch(env=[{"name": "A_CHANGE", "value": "of the program"}])  # another attempt: the first JobSet is deleted
+    run.until("a second attempt", lambda: run.status.get("attempt") == 2)
+    run.patch(targetStep=run.committed + 20)
     run.wait_for("condition=Succeeded", 240)
-    assert run.status["attempt"] == 2 and run.condition("Ready")["status"] == "True"
+    assert run.condition("Ready")["status"] == "True"
 
     # A JobSet that is not ours has the name: it is read, and left alone.
     foreign = run_document(lab, "taken", 8, TEAM, ladder=LADDER)
@@ -117,13 +122,21 @@ def _jobset(name: str) -> dict[str, object]:
     }
 
 
-def test_upgrade_brings_new_values_and_the_new_definition(lab: Lab, release: Release) -> None:
+@pytest.fixture
+def older_chart(tmp_path: Path) -> Path:
+    """The chart as it was when the definition lacked some fields."""
+    chart = tmp_path / "untildone"
+    shutil.copytree(CHART, chart)
     older = yaml.safe_load(CRD.read_text())
-    spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-    del spec["goUp"], spec["hang"]["properties"]["heartbeat"]
-    metadata = lab.api.get(DEFINITION)["metadata"]
-    older["metadata"] |= {key: metadata[key] for key in ("labels", "annotations", "resourceVersion")}
-    kubectl(lab, "replace", "-f", "-", stdin=yaml.safe_dump(older))
+    fields = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    del fields["goUp"], fields["hang"]["properties"]["heartbeat"]
+    (chart / "files" / "trainingruns.yaml").write_text(yaml.safe_dump(older, sort_keys=False))
+    return chart
+
+
+def test_upgrade_brings_new_values_and_the_new_definition(lab: Lab, release: Release, older_chart: Path) -> None:
+    done = lab.api.get(f"{RUNS}/one")["status"]["committedStep"]
+    release.install(chart=older_chart)
     answer = wait("doctor sees it", lambda: "older than" in (said := release.test(check=False)) and said, 40)
     assert "it lacks spec.goUp, spec.goUp.after, spec.goUp.every, spec.hang.heartbeat" in answer, answer
     before = {pod["metadata"]["uid"] for pod in release.pods()}
@@ -132,9 +145,9 @@ def test_upgrade_brings_new_values_and_the_new_definition(lab: Lab, release: Rel
     served = lab.api.get(DEFINITION)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     assert "goUp" in served["properties"] and "heartbeat" in served["properties"]["hang"]["properties"]
     wait(
-        "two new pods", lambda: len(release.pods()) == 2 and not before & {p["metadata"]["uid"] for p in release.pods()}
+        "two new pods", lambda: len({p["metadata"]["uid"] for p in release.pods()} - before) == len(release.pods()) == 2
     )
-    assert lab.api.get(f"{RUNS}/one")["status"]["committedStep"] == 40
+    assert lab.api.get(f"{RUNS}/one")["status"]["committedStep"] == done
     wait("doctor is content", lambda: "Phase:          Succeeded" in release.test(check=False), 60)
     holder = lab.api.get(f"/apis/coordination.k8s.io/v1/namespaces/{HOME}/leases/{NAME}")["spec"]["holderIdentity"]
     assert holder in {pod["metadata"]["name"] for pod in release.pods()}
@@ -173,3 +186,12 @@ def test_without_keep_everything_goes(lab: Lab, release: Release) -> None:
     release.install(crds={"keep": False})
     release.helm("uninstall", NAME, "--wait")
     wait("no definition", lambda: lab.api.find(DEFINITION) is None)
+
+
+def test_a_definition_that_was_applied_by_hand_is_taken_over(lab: Lab, release: Release) -> None:
+    kubectl(lab, "apply", "--server-side", "-f", str(CRD))
+    refused = release.helm(*INSTALL, "--set", "image.repository=x", check=False)
+    assert "invalid ownership metadata" in refused, refused
+    taken = release.helm(*INSTALL, "--set", "image.repository=x", "--take-ownership", "--force-conflicts")
+    assert "STATUS: deployed" in taken
+    assert lab.api.get(DEFINITION)["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "Helm"

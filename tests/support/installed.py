@@ -70,7 +70,7 @@ class Release:
         assert not check or done.returncode == 0, f"helm {' '.join(arguments)}: {text}\n{self.log()}"
         return text
 
-    def install(self, **values: Any) -> str:
+    def install(self, chart: Path = CHART, **values: Any) -> str:
         """`helm upgrade --install` until the Deployment is available."""
         given = {
             "image": {"repository": "lab.example/untildone/operator"},
@@ -78,7 +78,7 @@ class Release:
             **values,
         }
         wanted = ("--values", "-", "--wait", "--timeout", "60s")
-        return self.helm("upgrade", "--install", NAME, str(CHART), *wanted, values=given)
+        return self.helm("upgrade", "--install", NAME, str(chart), *wanted, values=given)
 
     def test(self, check: bool = True) -> str:
         """`helm test`, and what its pod says."""
