@@ -96,6 +96,8 @@ def _finish(run: TrainingRun, o: Observation, now: float) -> Decision | None:
         return _delete(run, gang, f"step {o.committed_step} is committed; nothing is left to train")
     if gang is not None and gang.phase == "Running":
         hang = _hang(run, o)
+        if _target_was_lowered(run, o):
+            return _delete(run, gang, f"step {o.committed_step} is committed, and the target is lower now")
         if hang is not None:
             return _delete(
                 run, gang, f"step {o.committed_step} is committed, but the trainers do not end: {hang.value}"

@@ -34,7 +34,9 @@ def refusal(run: TrainingRun, o: Observation) -> Refused | None:
             f"spec.initFrom differs from what the run began with ({o.init.source} → {wanted}); restore it to continue "
             "the run, or give spec.runDirectory another folder to begin a new one"
         )
-    if o.committed_step > run.spec.target_step:
+    # An attempt that was planned for this very target says that it was possible then: training went beyond it meanwhile.
+    planned = (spec.settings.target_step for spec in (o.spec, o.next_spec) if spec is not None)
+    if o.committed_step > run.spec.target_step and run.spec.target_step not in planned:
         return Refused(
             f"spec.targetStep {run.spec.target_step} is lower than the committed step {o.committed_step} in "
             f"{run.spec.run_directory}; set it to {o.committed_step} or more. Nothing was changed"

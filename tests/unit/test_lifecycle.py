@@ -243,6 +243,18 @@ def test_a_target_below_the_commit_is_refused_and_names_both() -> None:
 # -- done
 
 
+def test_a_target_that_was_passed_while_it_was_applied_is_reached() -> None:
+    run = run_of(targetStep=6)
+    lowered = spec(2, run=run)
+    o = look(head=head(8), next_spec=lowered)
+    assert isinstance(decide(run, o, NOW), DeleteGang), "the attempt would train on to its own target"
+    ended = replace(LIVE, ended=20.0, containers=(ContainerEnd("demo-a1-0", "pod-1", 0, 75, None, 20.0),))
+    over = replace(
+        o, view=view(gang("Failed", 1, ended)), endings=(ending("plan-change", charged=False, key="uid-1/adm-1"),)
+    )
+    assert isinstance(decide(run, over, NOW), Done)
+
+
 def test_done_is_a_commit_at_the_target_and_nothing_else() -> None:
     ended = replace(LIVE, ended=30.0, containers=(ContainerEnd("demo-a1-0", "pod-1", 0, 0, None, 30.0),))
     succeeded = view(gang("Succeeded", 1, ended))
