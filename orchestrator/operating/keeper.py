@@ -251,7 +251,9 @@ class Keeper:
         if ended or isinstance(decision, Refused):
             self._caretaker.release()
         self._done = ended
-        return [self._show(wanted, wrong, look), self._next(look, changed)]
+        again = self._next(look, changed)
+        # In the midst of several acts no status is written: it takes as long as an act, and where they lead is what counts.
+        return [self._show(wanted, wrong, look, passing=again == AT_ONCE), again]
 
     def _next(self, look: Look, changed: bool) -> float | None:
         decision, gang = look.decision, look.observation.gang
@@ -275,8 +277,11 @@ class Keeper:
 
     # -- what is told
 
-    def _show(self, wanted: Wanted, wrong: Wrong | None, look: Look) -> float | None:
-        """What `look` says; and, when the spec that stands in the object is refused, that."""
+    def _show(self, wanted: Wanted, wrong: Wrong | None, look: Look, passing: bool) -> float | None:
+        """What `look` says; and, when the spec that stands in the object is refused, that.
+
+        `passing`: another look follows at once, so there are only Events, unless the spec is new.
+        """
         assert self._caretaker is not None
         run, written = self._caretaker.run, self._writer.written
         refused = wrong is not None and wrong.certain
@@ -288,7 +293,8 @@ class Keeper:
             message = refused_message(wrong.message, self._caretaker.run.metadata.generation or 0)
             self._status = with_refusal(self._status, message, written, look.now)
             self._teller.tell([refusal(wanted.generation, message)])
-        return self._write()
+        known = written is not None and written.observed_generation == self._status.observed_generation
+        return None if passing and known and not refused else self._write()
 
     def _show_waiting(self, wanted: Wanted, wrong: Wrong | None) -> float | None:
         """No spec has been accepted yet, by us."""

@@ -132,6 +132,19 @@ def test_a_quiet_run_is_written_once_a_minute_and_read_every_ten_seconds() -> No
         assert world.looks - looks <= (world.now - began) / (LIVE_SECONDS * 0.9) + 2
 
 
+def test_between_acts_nothing_is_written_but_the_spec_is_answered_at_once() -> None:
+    with a_world(FOREVER) as world:
+        kept = Kept(world)
+        pauses = [kept.visit()]
+        assert kept.obj["status"]["observedGeneration"] == 1
+        while pauses[-1] == 0.0:
+            writes = len(kept.server.statuses)
+            pauses.append(kept.visit())
+            assert len(kept.server.statuses) - writes == (pauses[-1] != 0.0)
+        assert len(pauses) > 4  # recipe, spec, HEAD, gang
+        assert kept.word in ("Queued", "Starting")
+
+
 def test_steps_and_commits_alone_are_written_once_a_minute_but_a_change_at_once() -> None:
     with a_world((Chapter(1, 9, "nothing"), Chapter(2, 10**6, "nothing"))) as world:
         kept = Kept(world, targetStep=10)
