@@ -140,3 +140,6 @@ def test_a_model_trains_as_under_olmo_core_s_train_module() -> None:
             assert np.abs(error).max() <= 2e-4 * change.max() + 1e-5, (t, name)
         stored += 1
     assert stored == len(inputs.MODEL_STORED)
+    # What the skip rule will look at: cross entropy alone, and norms before clipping (all of them are above 1).
+    np.testing.assert_allclose(state.window.losses[: inputs.MODEL_STEPS], golden["CE"], rtol=1e-6)
+    np.testing.assert_allclose(state.window.grad_norms[: inputs.MODEL_STEPS], golden["total grad norm"], rtol=1e-5)

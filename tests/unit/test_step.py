@@ -15,6 +15,7 @@ from trainer.digest import hash_text, state_digest
 from trainer.errors import ConfigurationError
 from trainer.model import ParamSpec
 from trainer.optimizer import Window, empty_window
+from trainer.recipe import Optimizer
 from trainer.schedule import learning_rate
 from trainer.sharding import make_mesh, mesh_of, put_batch, sharded_dim
 from trainer.step import TrainState, abstract_state, init_state, make_eval_step, make_train_step
@@ -135,6 +136,21 @@ def test_a_spike_is_skipped_but_the_step_counts() -> None:
     third_update, _ = run(1, 1, 1, one_more_update, first=2)
     assert state_digest(second.params) != state_digest(third_update.params)
     assert third["lr"] == learning_rate(RECIPE.schedule, 3) != learning_rate(RECIPE.schedule, 2)
+
+
+def test_the_rule_and_its_window_see_the_norm_before_clipping_and_the_loss_without_z_loss() -> None:
+    """A norm twice the usual one is a spike, however small it is clipped."""
+    recipe = small_recipe(optimizer=Optimizer(grad_clip=1e-3, z_loss=10.0))
+    mesh = mesh_of(jax.devices()[:1])
+    step = make_train_step(recipe, cpu_plan(recipe, 1), mesh)
+    _, first = step(init_state(recipe, mesh), batch(0, 1, 1))
+    wobble = 1 + 0.001 * (jnp.arange(128) % 2)
+    for loss, norm, spike in ((1.01, 0.5, True), (0.5, 1.01, True), (1.01, 1.01, False)):
+        window = Window(float(first["loss"]) * loss * wobble, float(first["grad_norm"]) * norm * wobble, jnp.int32(200))
+        state, metrics = step(init_state(recipe, mesh)._replace(window=window), batch(0, 1, 1))
+        assert bool(metrics["skipped"]) == spike, (loss, norm)
+        assert float(state.window.losses[200 % 128]) == float(first["loss"])
+        assert float(state.window.grad_norms[200 % 128]) == float(first["grad_norm"]) > 1e-2
 
 
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
