@@ -1,7 +1,7 @@
 # make demo   sets up everything, then shows a real run survive every kind of interruption
 # make test   sets up everything, then runs all checks and tests
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast test-cluster check format bench bench-maxtext lab lab-demo lab-down manifests lock clean
+.PHONY: help env demo test test-fast test-cluster check format bench bench-operator bench-maxtext lab lab-demo lab-down manifests lock clean
 
 RUN := .venv/bin/python
 export PYTHONUNBUFFERED := 1
@@ -38,6 +38,11 @@ test: env check  ## everything: checks, unit tests, real processes, a real contr
 
 bench: env  ## the benchmarks that need no peer; each prints a ratio
 	@$(RUN) benchmarks/run.py
+
+bench-operator: env  ## on a lab of its own: how soon an operator of 50 runs reacts, and what it costs when nothing happens
+	@$(RUN) -m tests.lab.build
+	@$(RUN) benchmarks/operator_quiet.py
+	@$(RUN) benchmarks/operator_reaction.py
 
 bench-maxtext: env  ## installs MaxText beside us and compares step time and start-up
 	@$(RUN) benchmarks/maxtext.py

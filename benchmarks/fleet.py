@@ -100,8 +100,12 @@ class StandsIn(threading.Thread):
 
     def run(self) -> None:
         reported = 0.0
-        while not self._stopping.wait(0.5):
-            pods = {p["metadata"]["uid"]: p for p in self._lab.api.items(PODS) if p["status"].get("phase") == "Running"}
+        while not self._stopping.wait(1.0):
+            try:
+                found = self._lab.api.items(PODS)
+            except urllib3.exceptions.HTTPError:
+                continue
+            pods = {pod["metadata"]["uid"]: pod for pod in found if pod["status"].get("phase") == "Running"}
             for uid, pod in pods.items():
                 if uid not in self._claims and uid not in self._over:
                     self._claim(uid, pod)
@@ -266,7 +270,10 @@ class Fleet:
         wanted = dict.fromkeys(self.admitted, "Training") | dict.fromkeys(self.queued, "Queued")
 
         def all_there() -> bool:
-            runs = self.lab.api.items(RUNS)
+            try:
+                runs = self.lab.api.items(RUNS)
+            except urllib3.exceptions.HTTPError:  # the API server is busy with all this
+                return False
             return {r["metadata"]["name"]: condition(r, "Succeeded").get("reason") for r in runs} == wanted
 
         try:
@@ -275,9 +282,10 @@ class Fleet:
             raise SystemExit(f"{error}\n{self.log()}") from None
 
     def end(self) -> None:
+        """Stop the operator, so that nothing is left that asks the lab."""
         if self._process is not None:
-            self._process.terminate()
-            self._process.wait(60)
+            self._process.kill()
+            self._process.wait()
 
     def _begin_operator(self) -> None:
         config, kubeconfig = self.folder / "operator.yaml", self.folder / "kubeconfig"
