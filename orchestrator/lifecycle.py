@@ -27,7 +27,7 @@ from orchestrator.decisions import (
     WriteSpec,
 )
 from orchestrator.marks import beat_marks, cannot_start_mark, missing, over_mark, phase_mark, stuck_mark
-from orchestrator.observation import Observation
+from orchestrator.observation import Observation, ending_key
 from orchestrator.planning import Rung, settings
 from orchestrator.preconditions import done_message, freeze, reached, refusal
 from orchestrator.programs import failed_at_once, is_new, next_programs, on_trial
@@ -50,6 +50,7 @@ def decide(run: TrainingRun, observation: Observation, now: float) -> Decision:
         or _remove_stale(run, o)
         or _finish(run, o, now)
         or _submit(run, o, now)
+        or _meanwhile(run, o, now)
         or switch(run, o, now)
         or (_next_attempt(run, o, now) if is_over(run, o) else _look_after(run, o, now))
     )
@@ -143,24 +144,39 @@ def _look_after(run: TrainingRun, o: Observation, now: float) -> Decision:
             word, f"attempt {o.attempt} is being deleted; waiting until its processes are gone", now + CONFIRM_SECONDS
         )
     if run.spec.suspend:
-        why = "spec.suspend is true"
-        return (
-            give_up_ahead(run, o, why)
-            or commit_first(run, o, gang, "spec.suspend is true", now, "Saving")
-            or _delete(run, gang, why)
-        )
-    out = spent(o.endings, o.committed_step, run.spec.budgets)
-    if out is not None:
-        return _delete(run, gang, f"the budget for {out.cause} is spent: {out.count} endings since the last commit")
-    stuck = _stuck(run, o, gang)
-    if stuck is not None:
-        return stuck
+        return _suspend(run, o, gang, now)
+    hopeless = _hopeless(run, o, gang)
+    if hopeless is not None:
+        return hopeless
     failed = failed_at_once(o)
     if o.rung is None or _target_was_lowered(run, o) or is_new(o) or failed is not None:
         rung = _rung_now(o, gang)
         why = "the spec has changed" if failed is None else f"what is new failed at once: {failed.cause}{_said(failed)}"
         return WriteSpec(_spec(run, o, o.attempt + 1, rung), why)
     return _queued(run, o, gang, o.rung, now) if gang.phase == "Queued" else _running(run, o, gang, o.rung, now)
+
+
+def _meanwhile(run: TrainingRun, o: Observation, now: float) -> Decision | None:
+    """The next attempt is written down and may wait for its turn for weeks: the present one is watched all the same."""
+    gang = o.gang
+    if o.next_spec is None or gang is None or gang.phase == "Deleting" or is_over(run, o):
+        return None
+    if run.spec.suspend:
+        return _suspend(run, o, gang, now)
+    return _hopeless(run, o, gang) or (_unwell(run, o, gang) if gang.phase == "Running" else None)
+
+
+def _suspend(run: TrainingRun, o: Observation, gang: Gang, now: float) -> Decision:
+    why = "spec.suspend is true"
+    return give_up_ahead(run, o, why) or commit_first(run, o, gang, why, now, "Saving") or _delete(run, gang, why)
+
+
+def _hopeless(run: TrainingRun, o: Observation, gang: Gang) -> Decision | None:
+    """A budget is spent, or the gang cannot come up again."""
+    out = spent(o.endings, o.committed_step, run.spec.budgets)
+    if out is not None:
+        return _delete(run, gang, f"the budget for {out.cause} is spent: {out.count} endings since the last commit")
+    return _stuck(run, o, gang)
 
 
 def _rung_now(o: Observation, gang: Gang) -> Rung:
@@ -201,15 +217,9 @@ def _queued(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: float
 
 
 def _running(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: float) -> Decision:
-    admission = o.live_admission
-    if written_down(o):
-        return _delete(run, gang, "its present start is in the ledger as ended")
-    hang = _hang(run, o)
-    if hang is not None and admission is not None:
-        return AppendEnding(live_ending(o, _why_silent(admission, hang)))
-    blocked = o.marks.get(cannot_start_mark(gang), NEVER).seconds >= CANNOT_START_SECONDS
-    if blocked and gang.cannot_start and admission is not None and on_trial(o):
-        return AppendEnding(live_ending(o, Verdict("bad-configuration", gang.cannot_start)))
+    unwell = _unwell(run, o, gang)
+    if unwell is not None:
+        return unwell
     progress = live_progress(o)
     word = WORDS[progress.phase] if progress else "Starting"
     upper = _upper(run, o, rung, now)
@@ -217,6 +227,21 @@ def _running(run: TrainingRun, o: Observation, gang: Gang, rung: Rung, now: floa
         why = f"{upper} is preferred, and spec.goUp.after ({run.spec.go_up.after:g} s) has passed"
         return WriteSpec(_spec(run, o, o.attempt + 1, upper), why)
     return Wait(word, training(o, progress))
+
+
+def _unwell(run: TrainingRun, o: Observation, gang: Gang) -> Decision | None:
+    """A start that does not go on, or whose end was written down. One that was to make way, and need not yet, is well."""
+    admission, hang = o.live_admission, _hang(run, o)
+    if written_down(o):
+        key = ending_key(gang, admission) if admission is not None else ""
+        moving = o.next_spec is not None and any(e.key == key and e.cause == "plan-change" for e in o.endings)
+        return None if moving and hang is None else _delete(run, gang, "its present start is in the ledger as ended")
+    if hang is not None and admission is not None:
+        return AppendEnding(live_ending(o, _why_silent(admission, hang)))
+    blocked = o.marks.get(cannot_start_mark(gang), NEVER).seconds >= CANNOT_START_SECONDS
+    if blocked and gang.cannot_start and admission is not None and on_trial(o):
+        return AppendEnding(live_ending(o, Verdict("bad-configuration", gang.cannot_start)))
+    return None
 
 
 def _hang(run: TrainingRun, o: Observation) -> Evidence | None:

@@ -47,7 +47,7 @@ def switch(run: TrainingRun, o: Observation, now: float) -> Decision | None:
         return _queue_ahead(run, o, gang, new, now)
     target = o.rung_of(new)
     moved = target is not None and o.rung is not None and target.index < o.rung.index
-    if gang.phase == "Running" and moved and target is not None and o.fits(target) is False:
+    if gang.phase == "Running" and moved and target and o.fits(target) is False and _is_wanted(run, o, new):
         what = f"the move to {target} waits: its capacity went away again"
         return _go_on(o, gang, what)
     return commit_first(run, o, gang, _change(old, new), now) or StopForPlanChange(
@@ -98,9 +98,7 @@ def _may_queue_ahead(run: TrainingRun, o: Observation, gang: Gang, old: AttemptS
     for its rung: then the next attempt takes over, and finds the rung that has room.
     """
     target, rung = o.rung_of(new), o.rung
-    if run.spec.suspend or target is None or _other_program(o, new):
-        return False
-    if new.settings.target_step > run.spec.target_step:
+    if target is None or not _is_wanted(run, o, new):
         return False
     if rung is not None and (target.family == rung.family or target.index > rung.index):
         return False
@@ -109,6 +107,11 @@ def _may_queue_ahead(run: TrainingRun, o: Observation, gang: Gang, old: AttemptS
     if gang.phase == "Queued":
         return rung is not None and o.marks.get(phase_mark(gang), NEVER).seconds < rung.wait_in_queue
     return gang.phase == "Running"
+
+
+def _is_wanted(run: TrainingRun, o: Observation, new: AttemptSpec) -> bool:
+    """Nothing but hardware is asked for that differs from what the next attempt was planned with."""
+    return not run.spec.suspend and not _other_program(o, new) and new.settings.target_step <= run.spec.target_step
 
 
 def _other_program(o: Observation, new: AttemptSpec) -> bool:

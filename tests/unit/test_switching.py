@@ -191,7 +191,12 @@ def test_the_lower_rung_ends_while_the_upper_queues_and_nothing_is_lost() -> Non
 
 def test_nothing_queues_ahead_of_a_run_that_stands_still_or_is_done() -> None:
     suspended = TPU_RUN.model_copy(update={"spec": TPU_RUN.spec.model_copy(update={"suspend": True})})
-    assert isinstance(decide(suspended, with_ahead("Queued"), NOW), RequestCommit)
+    gone = DeleteGang("demo-a2", "uid-2", 3, "spec.suspend is true")
+    assert decide(suspended, with_ahead("Queued"), NOW) == gone, "or it would come up in a run that stands still"
+    for quota in (None, {"tpu7x": 0, "v5p": 4}):
+        o = on_lower(next_spec=upper_spec(), view=ClusterView("c1", (gang("Running", 1, LIVE),), (), quota))
+        assert isinstance(decide(suspended, o, NOW), RequestCommit)
+        assert isinstance(decide(suspended, replace(o, asked=True, answered=True), NOW), DeleteGang)
     done = replace(with_ahead("Queued"), head=head(24))
     assert decide(TPU_RUN, done, NOW) == DeleteGang(
         "demo-a2", "uid-2", 3, "step 24 is committed; nothing is left to train"
@@ -202,6 +207,42 @@ def test_what_was_planned_ahead_and_is_outdated_does_not_keep_a_new_image_waitin
     planned = upper_spec().model_copy(update={"program": OLD})
     o = replace(with_ahead("Queued"), next_spec=planned, program=NEW, asked=True, answered=True)
     assert isinstance(decide(TPU_RUN, o, NOW), StopForPlanChange)
+    assert o.view is not None
+    full = replace(o, view=replace(o.view, quota_devices={"tpu7x": 0, "v5p": 4}))
+    assert isinstance(decide(TPU_RUN, full, NOW), StopForPlanChange), "capacity that is not there is no reason"
+
+
+def test_what_trains_while_another_attempt_queues_ahead_is_watched_all_the_same() -> None:
+    run = TPU_RUN.model_copy(update={"spec": run_of(hang={"step": 600, "start": 600}).spec})
+    run = run.model_copy(update={"spec": run.spec.model_copy(update={"ladder": TPU_RUN.spec.ladder})})
+    o = with_ahead("Queued")
+    old = gang("Running", 1, LIVE, stuck=STUCK)
+    dead = replace(o, view=ClusterView("c1", (old, gang("Queued", 2))))
+    dead = replace(dead, marks=held(stuck_mark(old), seconds=31) | held(beat_marks(dead, old)[0], seconds=40))
+    written = decide(run, dead, NOW)
+    assert isinstance(written, AppendEnding)
+    assert written.ending.cause == "host-failure"
+    end = decide(run, replace(dead, endings=(written.ending,)), NOW)
+    assert isinstance(end, DeleteGang)
+    assert end.name == "demo-a1"
+
+    silent = replace(o, marks=held(beat_marks(o, gang("Running", 1, LIVE))[0], seconds=1201))
+    hung = decide(run, silent, NOW)
+    assert isinstance(hung, AppendEnding)
+    assert hung.ending.cause == "hang"
+    assert isinstance(decide(run, replace(silent, endings=(hung.ending,)), NOW), DeleteGang)
+
+    often = tuple(ending("application-error", index=n) for n in range(1, 9))
+    spent = replace(o, endings=often, head=head(0))
+    assert isinstance(decide(run, spent, NOW), DeleteGang)
+
+
+def test_one_that_was_to_make_way_goes_on_when_what_was_admitted_ahead_is_evicted() -> None:
+    o = replace(with_ahead("Running"), asked=True, answered=True)
+    written = decide(TPU_RUN, o, NOW)
+    assert isinstance(written, AppendEnding)
+    evicted = replace(with_ahead("Queued"), asked=True, answered=True, endings=(written.ending,))
+    assert isinstance(decide(TPU_RUN, evicted, NOW), Wait)
 
 
 # -- pods on hosts that do not answer
