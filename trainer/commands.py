@@ -22,7 +22,11 @@ import click
 @click.option("--commit-every", type=int, metavar="STEPS")
 @click.option("--evaluate-every", type=int, metavar="STEPS")
 @click.option("--compile-cache", metavar="DIR", help="JAX's persistent compile cache")
-@click.option("--init-from", metavar="URI[@STEP]", help="start from another run's commit instead of the initialiser")
+@click.option(
+    "--init-from",
+    metavar="URI[@STEP]|hf:FOLDER",
+    help="start from another run's commit, or from weights of Hugging Face, instead of the initialiser",
+)
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="override a recipe field; dotted")
 @click.pass_obj
 def train(began: float, /, recipe: str | None, **given: Any) -> None:

@@ -77,7 +77,7 @@ def prepare(
         {
             "target_step": target,
             "data_root": os.path.abspath(data_root) if "://" not in data_root else data_root,
-            "init_from": InitFrom(run=init_from) if init_from else None,
+            "init_from": _source(init_from) if init_from else None,
             **{name: value for name, value in given.items() if value is not None},
         },
         "options",
@@ -119,6 +119,14 @@ def prepare(
         process_count=1,
         coordinator=f"127.0.0.1:{free_port()}",
     )
+
+
+def _source(init_from: str) -> InitFrom:
+    """What --init-from means: hf:FOLDER, or a run's URI[@STEP]."""
+    if not init_from.startswith("hf:"):
+        return InitFrom(run=init_from)
+    folder = init_from.removeprefix("hf:")
+    return InitFrom(hf=folder if "://" in folder else os.path.abspath(folder))
 
 
 def evaluate_commit(run_directory: str, step: int | None, data_root: str | None, device: str) -> dict[str, Any]:

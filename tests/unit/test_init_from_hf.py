@@ -11,7 +11,8 @@ import safetensors.numpy
 
 from tests.support.goldens import MODELS, TRANSFORMERS, assert_same, whole
 from tests.support.models import small_recipe
-from trainer import beginning
+from trainer import beginning, convert
+from trainer.checkpoint import Checkpoints
 from trainer.digest import state_digest, state_digest_numpy
 from trainer.errors import ConfigurationError
 from trainer.recipe import Recipe, Yarn
@@ -90,3 +91,16 @@ def test_what_is_asked_for_is_checked() -> None:
     assert InitFrom.parse(json.loads(InitFrom(hf="/a").model_dump_json()), "init.json") == InitFrom(hf="/a")
     with pytest.raises(ConfigurationError, match=r"initFrom\.hf: weights /nowhere does not exist"):
         built(Path("/nowhere"), recipe_of("mha"), 1)
+
+
+def test_a_converted_folder_begins_a_run_like_the_original(tmp_path: Path) -> None:
+    """By Orbax, as any checkpoint."""
+    recipe, mesh = recipe_of("gqa"), mesh_of(jax.devices()[:8])
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe.model_dump(mode="json")))
+    folder = tmp_path / "ours"
+    convert.run(str(TRANSFORMERS / "gqa"), str(folder), "untildone", None, str(tmp_path / "recipe.json"), ())
+    source = InitFrom(checkpoint=str(folder), optimizer_state=False)
+    state = beginning.build(beginning.resolve(source)[0], recipe, mesh, Checkpoints())
+    assert state_digest(state) == state_digest(built(TRANSFORMERS / "gqa", recipe, 8))
+    with pytest.raises(ConfigurationError, match=r"weights alone, set initFrom\.optimizerState: false"):
+        beginning.build(beginning.resolve(InitFrom(checkpoint=str(folder)))[0], recipe, mesh, Checkpoints())
