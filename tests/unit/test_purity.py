@@ -5,6 +5,7 @@ dice, a file, a socket or the environment is written in C, and the interpreter r
 """
 
 import copy
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -33,11 +34,13 @@ def outside_calls(call: Callable[[], Decision]) -> tuple[Decision, list[str]]:
         if kind in OUTSIDE or module in OUTSIDE or name in NOW:
             found.append(f"{module}.{function.__qualname__}")
 
+    gc.disable()  # hypothesis times collections, and they may come at any moment
     sys.setprofile(watch)
     try:
         answer = call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return answer, found
 
 
