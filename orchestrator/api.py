@@ -36,12 +36,14 @@ LADDER_LIMIT = 16
 TEXT_LIMIT = 1024
 
 DNS_LABEL = "[a-z]([-a-z0-9]*[a-z0-9])?"
+OBJECT_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"  # a DNS subdomain
 
 
 class ConfigMapKeyRef(Document):
     """One key of a ConfigMap in the namespace of the run."""
 
-    name: str = Field(min_length=1, max_length=253, description="name of the ConfigMap")
+    # A path to something else, in another namespace even, must not be readable with the operator's rights.
+    name: str = Field(pattern=f"^{OBJECT_NAME}$", min_length=1, max_length=253, description="name of the ConfigMap")
     key: str = Field(default="recipe.yaml", min_length=1, max_length=253, description="key within it")
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from urllib.parse import quote
 
 import structlog
 
@@ -151,7 +152,7 @@ def read_config_map(api: Requests, namespace: str, ref: ConfigMapKeyRef) -> str:
     """The text of one key. Raises ConfigurationError naming it, ClusterUnavailable."""
     where = f"spec.recipe.configMap {ref.name} in namespace {namespace}"
     try:
-        found = api.request("GET", f"/api/v1/namespaces/{namespace}/configmaps/{ref.name}")
+        found = api.request("GET", f"/api/v1/namespaces/{namespace}/configmaps/{quote(ref.name, safe='')}")
     except ApiError as error:
         if error.status == 404:
             raise ConfigurationError(

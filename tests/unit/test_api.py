@@ -2,6 +2,7 @@
 
 import copy
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,26 @@ def test_an_inline_secret_is_refused_and_never_repeated(name: str, value: str) -
     message = refused(changed("spec.env", [{"name": name, "value": value}]))
     assert "secretKeyRef" in message
     assert value not in message
+
+
+def test_a_bearer_document_is_found_wherever_it_begins() -> None:
+    token = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
+    for value in (token, f"x={token}", f"a b {token}"):
+        refused(changed("spec.env", [{"name": "ANY", "value": value}]))
+
+
+def test_a_long_text_does_not_hold_up_other_runs() -> None:
+    for text in ("a" * 400_000, "eyJ" * 130_000, "-eyJ" * 100_000):
+        run = changed("spec.podTemplate", {"metadata": {"annotations": {"note": text}}})
+        began = time.process_time()
+        parse_run(run, "run.yaml")
+        assert time.process_time() - began < 5.0
+
+
+def test_the_name_of_a_config_map_is_no_path() -> None:
+    for name in ("../../other/configmaps/theirs", "..", "a/b", "a%2fb", "a?watch=1", "A"):
+        assert "spec.recipe.configMap.name" in refused(changed("spec.recipe", {"configMap": {"name": name}}))
+    parse_run(changed("spec.recipe", {"configMap": {"name": "kube-root-ca.crt"}}), "run.yaml")
 
 
 def test_a_secret_anywhere_is_refused() -> None:
