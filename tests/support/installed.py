@@ -99,7 +99,7 @@ class Release:
         """Another operator pod in place of the one there is; returns when it has begun."""
         before = {pod["metadata"]["uid"] for pod in self.pods()}
         for pod in self.pods():
-            self.api.delete(f"/api/v1/namespaces/{HOME}/pods/{pod['metadata']['name']}", grace=0)
+            self.api.delete(f"/api/v1/namespaces/{HOME}/pods/{pod['metadata']['name']}")
         wait("another operator pod", lambda: not before & {pod["metadata"]["uid"] for pod in self.pods()})
         wait("it answers probes", lambda: "answering probes" in self.log())
 
