@@ -4,7 +4,7 @@ How long each has held is kept by memory.py, on our own clock; a name holds the 
 """
 
 from orchestrator.clusters.base import Admission, Gang
-from orchestrator.observation import Observation, StartFacts
+from orchestrator.observation import Observation, StartFacts, request_name
 
 
 def marks_of(o: Observation) -> set[str]:
@@ -17,7 +17,7 @@ def marks_of(o: Observation) -> set[str]:
     phase/<gang uid>/<phase>/<admission>   the gang, or the one that queues ahead, is in this phase; its last admission
     stuck/<gang uid>       it has pods that do not end, on hosts that do not answer
     cannot-start/<gang uid>/<admission>   its pods cannot start as they are
-    asked/<attempt>.<start>   the start was asked for a commit
+    asked/stop-<attempt>.<start>…   the start was asked for a commit, by this request
     beats/…, step/…        the start's heartbeat, and its step, are still the same
     """
     if o.view is None or o.unknown:
@@ -74,7 +74,7 @@ def cannot_start_mark(gang: Gang) -> str:
 
 
 def asked_mark(o: Observation) -> str:
-    return f"asked/{o.attempt}.{o.head.start if o.head else 0}"
+    return f"asked/{request_name(o.head, o.request)}" if o.head else "asked/"
 
 
 def _last_key(gang: Gang) -> str:

@@ -66,6 +66,7 @@ class Observation:
     )
     asked: bool = False  # the current start was asked for a commit, before it is stopped
     answered: bool = False  # and it has answered
+    request: int = 1  # number of that request: a stop that did not come to pass may be wanted again much later
     starts: tuple[StartFacts, ...] = ()  # of HEAD's attempt, oldest first: the current one, and those not in the ledger
     pod_exits: Mapping[str, ExitRecord] = field(default_factory=dict)  # pod uid -> exit.json written before a claim
     endings: tuple[Ending, ...] = ()  # the ledger, by attempt and index
@@ -178,9 +179,9 @@ class Observation:
         )
 
 
-def request_name(head: Head) -> str:
+def request_name(head: Head, number: int = 1) -> str:
     """Of the request for a commit that a start gets before it is stopped: the same for every orchestrator."""
-    return f"stop-{head.attempt}.{head.start}"
+    return f"stop-{head.attempt}.{head.start}" + (f"-{number}" if number > 1 else "")
 
 
 def ending_key(gang: Gang, admission: Admission) -> str:

@@ -128,12 +128,21 @@ def _with_run_directory(o: Observation, rundir: RunReader, memory: Memory, stopp
     if head is None:
         return o
     if head.start and (stopping or o.next_spec is not None):
-        name = request_name(head)
-        answered = rundir.read_answer(name) is not None
-        o = replace(o, asked=answered or rundir.read_request(name) is not None, answered=answered)
+        o = _with_request(o, rundir, head)
     starts = tuple(_start_facts(rundir, head, start) for start in _starts_of_interest(o, head))
     exits = {uid: record for a, uid in _pods_of_interest(o) if (record := rundir.read_pod_exit(a, uid)) is not None}
     return replace(o, starts=starts, pod_exits=exits)
+
+
+def _with_request(o: Observation, rundir: RunReader, head: Head) -> Observation:
+    """The newest request for a commit of the current start."""
+    number = 1
+    while rundir.read_answer(request_name(head, number)) is not None:
+        number += 1
+    if rundir.read_request(request_name(head, number)) is not None:
+        return replace(o, asked=True, request=number)
+    answered = number > 1
+    return replace(o, asked=answered, answered=answered, request=max(1, number - 1))
 
 
 def _differences(recorded: Recipe, wanted: Recipe, memory: Memory) -> tuple[str, ...]:

@@ -70,8 +70,13 @@ def commit_first(
     progress = live_progress(o)
     if gang.phase != "Running" or progress is None or progress.phase not in ("Training", "Evaluating", "Saving"):
         return None
-    if o.answered or o.head is None:
+    if o.head is None:
         return None
+    if o.answered:
+        # Long ago, before a stop that did not come to pass? A save takes less than this, or its watchdog ends it.
+        undone = (progress.step or 0) - o.committed_step
+        old = undone * (progress.step_seconds or 0.0) > run.spec.hang.step
+        return RequestCommit(o.attempt, request_name(o.head, o.request + 1), why) if old else None
     if not o.asked:
         return RequestCommit(o.attempt, request_name(o.head), why)
     waited = o.marks.get(asked_mark(o), NEVER).seconds

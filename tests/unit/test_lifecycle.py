@@ -437,7 +437,7 @@ def test_the_old_plan_stops_only_when_the_new_one_is_written_and_head_moves_only
     assert first == RequestCommit(1, "stop-1.1", "cpu-2 → cpu-8"), "a commit is asked for before anything is stopped"
     o = replace(o, asked=True)
     assert isinstance(decide(RUN, o, NOW), Wait)
-    slow = replace(o, marks=held("asked/1.1", seconds=7))
+    slow = replace(o, marks=held("asked/stop-1.1", seconds=7))
     assert isinstance(decide(RUN, slow, NOW), StopForPlanChange), (
         "a trainer that does not answer is stopped all the same"
     )

@@ -19,7 +19,8 @@ from orchestrator.decisions import (
 )
 from orchestrator.lifecycle import decide
 from orchestrator.marks import beat_marks, cannot_start_mark, phase_mark, stuck_mark
-from orchestrator.observation import Observation
+from orchestrator.observation import Observation, request_name
+from orchestrator.observe import _with_request
 from orchestrator.planning import ladder
 from tests.support.world import run_of, tiny_recipe
 from tests.unit.test_lifecycle import LIVE, NOW, commit, ending, gang, head, held, look, spec, view
@@ -235,6 +236,46 @@ def test_what_trains_while_another_attempt_queues_ahead_is_watched_all_the_same(
     often = tuple(ending("application-error", index=n) for n in range(1, 9))
     spent = replace(o, endings=often, head=head(0))
     assert isinstance(decide(run, spent, NOW), DeleteGang)
+
+
+def test_an_answer_from_before_a_stop_that_did_not_come_to_pass_is_asked_for_again() -> None:
+    run = run_of(hang={"step": 600, "start": 600})
+    lower = run.model_copy(update={"spec": run.spec.model_copy(update={"ladder": TPU_RUN.spec.ladder})})
+    o = replace(with_ahead("Running"), asked=True, answered=True)
+    (start,) = o.starts
+    assert start.progress is not None
+    for step, again in ((40, False), (70, True)):  # 10 s each since step 4
+        progress = start.progress.model_copy(update={"step": step, "step_seconds": 10.0})
+        decision = decide(lower, replace(o, starts=(replace(start, progress=progress),)), NOW)
+        if again:
+            assert isinstance(decision, RequestCommit)
+            assert decision.identifier == "stop-1.1-2"
+        else:
+            assert isinstance(decision, AppendEnding)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers", "seen"),
+    [
+        (0, 0, (False, False, 1)),
+        (1, 0, (True, False, 1)),
+        (1, 1, (True, True, 1)),
+        (2, 1, (True, False, 2)),
+        (2, 2, (True, True, 2)),
+    ],
+)
+def test_the_newest_request_is_the_one_that_counts(asked: int, answers: int, seen: tuple[bool, bool, int]) -> None:
+    names = [request_name(head(4), number) for number in (1, 2)]
+
+    class Requests:
+        def read_request(self, name: str) -> object:
+            return name if name in names[:asked] else None
+
+        def read_answer(self, name: str) -> object:
+            return name if name in names[:answers] else None
+
+    o = _with_request(look(), Requests(), head(4))  # type: ignore[arg-type]
+    assert (o.asked, o.answered, o.request) == seen
 
 
 def test_one_that_was_to_make_way_goes_on_when_what_was_admitted_ahead_is_evicted() -> None:
