@@ -291,6 +291,8 @@ def parse_document(text: str, source: str) -> Recipe:
 
     try:
         body = yaml.safe_load(text)
+    except RecursionError:
+        raise ConfigurationError(f"{source}: nested too deeply; a recipe is a mapping of its fields") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark is not None else ""

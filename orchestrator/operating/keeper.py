@@ -110,6 +110,9 @@ class Keeper:
         run = self._caretaker.run if self._caretaker else wanted.run if wanted else None
         if run is None:
             return
+        told = self._writer.written.observed_generation if self._writer.written is not None else None
+        if told is not None and told > (run.metadata.generation or 0):  # a later spec was refused, and that was said
+            run = of_generation(run, told)
         message = f"unexpected {type(error).__name__}: {error}; nothing is decided meanwhile, see the operator's log"
         now = self._around.clock()
         self._status = status_of(run, None, Freeze(message, ("operator",), now), self._writer.written, now)

@@ -424,3 +424,13 @@ def test_an_error_nobody_foresaw_is_shown() -> None:
         assert kept.word == "TruthUnknown" and "unexpected KeyError: 'boom'" in kept.condition("Succeeded")["message"]
         kept.visit()
         assert kept.word == "Training"
+
+
+def test_an_error_nobody_foresaw_does_not_turn_the_generation_back() -> None:
+    with a_world(FOREVER) as world:
+        kept = Kept(world)
+        kept.until(lambda: kept.word == "Training")
+        kept.change(targetStep="many")
+        kept.visit()
+        kept.keeper.fail(KeyError("boom"))
+        assert kept.server.statuses[-1]["observedGeneration"] == 2

@@ -191,6 +191,7 @@ def test_a_recipe_in_a_config_map_is_the_recipe_with_the_overrides() -> None:
     [
         ("- a", "a recipe is a mapping"),
         ("a: [", "not YAML"),
+        ("[" * 5000, "nested too deeply"),
         ("!!python/object/apply:os.system ['true']", "not YAML"),
         ("name: x\nmodle: {}", "did you mean 'model'"),
     ],
