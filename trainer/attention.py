@@ -4,7 +4,6 @@ The queries are cut into blocks; each block sees only the keys that at least one
 causal layer costs a little over half of S², a windowed one about S·(window + block).
 """
 
-import math
 from collections.abc import Callable
 
 import jax
@@ -24,7 +23,7 @@ def visible(queries: np.ndarray, keys: np.ndarray, window: int) -> np.ndarray:
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, documents: jax.Array | None = None) -> jax.Array:
-    """softmax(q kᵀ / √head_dim) v under the causal window, within documents where they are given.
+    """softmax(q kᵀ) v under the causal window, within documents where they are given; q is scaled already.
 
     q [batch, length, heads, head_dim]; k, v [batch, length, kv_heads, head_dim], heads a multiple of kv_heads (query
     head h reads kv head h // (heads / kv_heads)); documents int32 [batch, length], positions see those of an equal
@@ -32,7 +31,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, documents: 
     """
     batch, length, heads, head_dim = q.shape
     kv_heads = k.shape[2]
-    q = (q * (1 / math.sqrt(head_dim))).reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
+    q = q.reshape(batch, length, kv_heads, heads // kv_heads, head_dim)
     block = min(MAX_BLOCK, max(MIN_BLOCK, -(-length // BLOCKS)))
     out = []
     for start in range(0, length, block):
@@ -47,7 +46,7 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, documents: 
 
 
 def _block(q: jax.Array, k: jax.Array, v: jax.Array, mask: np.ndarray | jax.Array) -> jax.Array:
-    """q [b, s, kv, group, d] (scaled), k and v [b, t, kv, d], mask bool [s, t] or [b, 1, 1, s, t] -> q's shape."""
+    """q [b, s, kv, group, d], k and v [b, t, kv, d], mask bool [s, t] or [b, 1, 1, s, t] -> q's shape."""
     scores = jnp.einsum("bskgd,btkd->bkgst", q, k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask, scores, -jnp.inf)
     return jnp.einsum("bkgst,btkd->bskgd", jax.nn.softmax(scores, axis=-1).astype(v.dtype), v)

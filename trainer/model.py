@@ -5,6 +5,7 @@ full projection before the split into heads, three windowed layers to one full, 
 no biases. Nothing here knows about devices: whoever runs the model on several passes `Weights` that fetch parameters.
 """
 
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -190,6 +191,23 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (wide * scale * weight).astype(x.dtype)
 
 
+@jax.custom_vjp
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """silu(gate) · up in float32, rounded once. The backward pass keeps the two inputs and nothing wider."""
+    wide = gate.astype(jnp.float32)
+    return (jax.nn.silu(wide) * up.astype(jnp.float32)).astype(gate.dtype)
+
+
+def _swiglu_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    gate, up, g = (x.astype(jnp.float32) for x in (*kept, gradient))
+    sigmoid = jax.nn.sigmoid(gate)
+    d_gate = g * up * sigmoid * (1 + gate * (1 - sigmoid))
+    return d_gate.astype(gradient.dtype), (g * gate * sigmoid).astype(gradient.dtype)
+
+
+swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_backward)
+
+
 def layer(
     x: jax.Array,
     w: Params,
@@ -213,10 +231,13 @@ def layer(
     q = norm(q, "q_norm").reshape(batch, length, model.n_heads, model.head_dim)
     k = norm(k, "k_norm").reshape(batch, length, model.n_kv_heads, model.head_dim)
     v = v.reshape(batch, length, model.n_kv_heads, model.head_dim)
-    context = weights.attend(apply_rope(q, *rope), apply_rope(k, *rope), v, window, documents)
+    # 1/√head_dim goes into q's rotation, in float32: multiplied in afterwards, it would round q once more.
+    cos, sin = rope
+    q = apply_rope(q, cos / math.sqrt(model.head_dim), sin / math.sqrt(model.head_dim))
+    context = weights.attend(q, apply_rope(k, cos, sin), v, window, documents)
     x = x + norm(matmul(context.reshape(batch, length, -1), "wo")[0], "attention_norm")
     gate, up = matmul(x, "w_gate", "w_up")
-    return x + norm(matmul(jax.nn.silu(gate) * up, "w_down")[0], "mlp_norm")
+    return x + norm(matmul(swiglu(gate, up), "w_down")[0], "mlp_norm")
 
 
 def window_period(model: Model) -> tuple[int, ...]:

@@ -45,9 +45,8 @@ def splash_attention(
         head_shards=1,
         q_seq_shards=1,
     )
-    # The kernel takes one sequence, heads first, and does not scale.
-    scaled = q * (1 / math.sqrt(head_dim))
-    rows = [jnp.swapaxes(x, 1, 2) for x in (scaled, k, v)]
+    # The kernel takes one sequence, heads first, and does not scale either.
+    rows = [jnp.swapaxes(x, 1, 2) for x in (q, k, v)]
     if documents is not None:
         rows.append(splash.SegmentIds(q=documents, kv=documents))
     out = jax.vmap(kernel)(*rows)

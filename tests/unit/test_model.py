@@ -19,6 +19,7 @@ from trainer.model import (
     param_count,
     param_specs,
     rms_norm,
+    swiglu,
     window_period,
 )
 from trainer.recipe import Model, Yarn, load
@@ -117,7 +118,7 @@ def test_attention_leaves_out_only_what_is_masked(length: int, window: int) -> N
     random = np.random.default_rng(length)
     q, k, v = (random.normal(size=(1, length, heads, 4)).astype(np.float32) for heads in (4, 2, 2))
     expected = reference_model.attention(q[0].astype(np.float64), k[0], v[0], window)
-    got = jax.jit(attention, static_argnums=3)(q, k, v, window)
+    got = jax.jit(attention, static_argnums=3)(q / 2, k, v, window)  # √head_dim is 2
     np.testing.assert_allclose(got[0], expected, atol=2e-5)
 
 
@@ -207,3 +208,28 @@ def test_memory_of_attention_is_bounded_for_long_sequences() -> None:
     text = str(jax.make_jaxpr(lambda q, k, v: attention(q, k, v, 4096))(shape, shape, shape))
     assert "8192,8192" not in text
     assert trainer.attention.MAX_BLOCK == 1024
+
+
+def test_swiglu_is_float32_inside_and_keeps_its_inputs_alone() -> None:
+    random = np.random.default_rng(0)
+    gate, up, g = (jnp.asarray(3 * random.normal(size=400), jnp.bfloat16) for _ in range(3))
+    wide = [np.asarray(x, np.float64) for x in (gate, up, g)]
+    sigmoid = 1 / (1 + np.exp(-wide[0]))
+    expected = wide[0] * sigmoid * wide[1]
+    d_gate = wide[2] * wide[1] * sigmoid * (1 + wide[0] * (1 - sigmoid))
+    d_up = wide[2] * wide[0] * sigmoid
+    out, back = jax.vjp(swiglu, gate, up)
+    for got, want in ((out, expected), *zip(back(g), (d_gate, d_up), strict=True)):
+        assert got.dtype == jnp.bfloat16
+        rounded = np.asarray(jnp.asarray(want, jnp.bfloat16), np.float64)
+        # Rounded once: the nearest bfloat16, but for a tie that float32 decides otherwise.
+        assert np.mean(np.asarray(got, np.float64) == rounded) > 0.99
+    kept = jax.tree.leaves(jax.vjp(swiglu, gate, up)[1])
+    assert {(leaf.shape, leaf.dtype) for leaf in kept} == {((400,), jnp.dtype("bfloat16"))}
+    numeric = jax.vjp(lambda a, b: jax.nn.silu(a) * b, *(x.astype(jnp.float32) for x in (gate, up)))
+    for got, want in zip(
+        jax.vjp(swiglu, gate.astype(jnp.float32), up.astype(jnp.float32))[1](g.astype(jnp.float32)),
+        numeric[1](g.astype(jnp.float32)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

@@ -16,7 +16,8 @@ LENGTH, HEADS, HEAD_DIM = 256, 1, 128
 def inputs(dtype: str) -> tuple[list[jax.Array], jax.Array]:
     """q, k and v, and documents of about 40 tokens, one of a single token, one over a block's border."""
     random = np.random.default_rng(0)
-    qkv = [jnp.asarray(random.normal(size=(1, LENGTH, HEADS, HEAD_DIM)), dtype) for _ in range(3)]
+    q, k, v = (random.normal(size=(1, LENGTH, HEADS, HEAD_DIM)) for _ in range(3))
+    qkv = [jnp.asarray(x, dtype) for x in (q / HEAD_DIM**0.5, k, v)]
     ends = np.zeros((1, LENGTH), np.int32)
     ends[0, [30, 31, 90, 120, 140, 200]] = 1
     return qkv, jnp.asarray(np.cumsum(ends, axis=1) - ends, jnp.int32)
