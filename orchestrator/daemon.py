@@ -19,7 +19,19 @@ import structlog
 from orchestrator.api import TrainingRun
 from orchestrator.carry_out import carry_out
 from orchestrator.clusters.base import Cluster, ClusterUnavailable, SubmitConflict
-from orchestrator.decisions import Decision, Done, Freeze, GiveUp, OwnedByOther, Refused, Wait, WriteSpec
+from orchestrator.decisions import (
+    Decision,
+    DeleteGang,
+    Done,
+    Freeze,
+    GiveUp,
+    OwnedByOther,
+    Refused,
+    StopForPlanChange,
+    SubmitGang,
+    Wait,
+    WriteSpec,
+)
 from orchestrator.lifecycle import decide
 from orchestrator.memory import Memory
 from orchestrator.observation import CLUSTER, RUN_DIRECTORY, Observation
@@ -33,6 +45,7 @@ from trainer.rundir.rundir import RunDirectory
 
 POLL_SECONDS = 0.25
 SLOWEST_POLL_SECONDS = 2.0
+REFUSED_SECONDS = 30.0  # what a store or a cluster refused is not tried again before
 
 
 @dataclass(frozen=True)
@@ -146,9 +159,11 @@ class Caretaker:
         except ConfigurationError as error:
             if look.observation.head is None:
                 return replace(look, decision=Refused(str(error)))  # nothing has begun
-            # The store turned read-only, say. The training may well go on; so do we.
+            # The store turned read-only, say, or the cluster takes no such gang. The training may well go on; so do we.
             self.log.error("refused", act=name, error=str(error))
-            return replace(look, decision=Freeze(str(error), (RUN_DIRECTORY,), look.now + SLOWEST_POLL_SECONDS))
+            of_cluster = isinstance(decision, (SubmitGang, DeleteGang, StopForPlanChange))
+            source = CLUSTER if of_cluster else RUN_DIRECTORY
+            return replace(look, decision=Freeze(str(error), (source,), look.now + REFUSED_SECONDS))
         self.log.info("done", act=name, attempt=look.observation.attempt, why=getattr(decision, "why", None))
         return look
 
