@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -239,6 +240,15 @@ class Fleet:
                 if since <= answered < until:
                     found.append(StoreRequest(request[1], run[1], answered))
         return found
+
+    def events(self, since: float, until: float) -> Counter[str]:
+        """Reasons of the Events that the operator wrote about runs in this time, which begins and ends at full seconds."""
+        found: Counter[str] = Counter()
+        for event in self.lab.api.items("/api/v1/namespaces/default/events"):
+            if event["involvedObject"]["kind"] == "TrainingRun":
+                written = datetime.fromisoformat(event["firstTimestamp"]).timestamp()
+                found[event["reason"]] += int(since) <= written < int(until)
+        return +found
 
     def written(self, run: str) -> dict[str, float]:
         """When each object of the run directory was first written (UNIX seconds, by the store's server), by key."""

@@ -5,10 +5,13 @@ its way as soon as HEAD is there. Every look reads HEAD first, and all that can 
 look are documents that are created once and never replaced, and only those that exist.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+from weakref import WeakValueDictionary
 
+from trainer.recipe import Data, Recipe
 from trainer.rundir.records import (
     AttemptSpec,
     Ending,
@@ -28,6 +31,13 @@ Key = tuple[str, tuple[Any, ...]]  # which document: name of the method that rea
 
 THREADS = 32  # of all runs of a process together
 _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="read")
+_data: WeakValueDictionary[bytes, Data] = WeakValueDictionary()
+
+
+def with_shared_data(recipe: Recipe) -> Recipe:
+    """The same recipe, whose list of data files is one with that of all equal ones: a thousand files take 0.7 MB."""
+    digest = hashlib.sha256(recipe.data.canonical()).digest()
+    return recipe.model_copy(update={"data": _data.setdefault(digest, recipe.data)})
 
 
 class RunReading:
@@ -48,7 +58,8 @@ class RunReading:
         self._coming = {}
         found = self._rundir.head(at_least)
         if found is None or found[0].attempt != self._attempt:
-            self._kept.clear()  # nothing of it is asked for again, but for the recipe
+            keep = ("_recipe", "read_init") if found is not None else ()
+            self._kept = {key: document for key, document in self._kept.items() if key[0] in keep}
         self._attempt = found[0].attempt if found is not None else 0
         if self._far:
             for read, *arguments in self._expected(found[0] if found else None):
@@ -56,7 +67,7 @@ class RunReading:
         return found
 
     def read_recipe(self) -> RecipeRecord | None:
-        return self._once(self._rundir.read_recipe)
+        return self._once(self._recipe)
 
     def read_init(self) -> InitRecord | None:
         return self._once(self._rundir.read_init)
@@ -99,7 +110,7 @@ class RunReading:
     def _expected(self, head: Head | None) -> Iterator[tuple[Any, ...]]:
         """What a look goes on to read after this HEAD, as far as that is certain."""
         directory, attempt = self._rundir, head.attempt if head else 0
-        yield (directory.read_recipe,)
+        yield (self._recipe,)
         yield (directory.read_init,)
         for number in (attempt, attempt + 1, attempt + 2):
             if number:
@@ -113,6 +124,10 @@ class RunReading:
         if head is not None and head.start:
             for read in (directory.read_start, directory.read_progress, directory.read_exit):
                 yield read, attempt, head.start
+
+    def _recipe(self) -> RecipeRecord | None:
+        found = self._rundir.read_recipe()
+        return found and found.model_copy(update={"recipe": with_shared_data(found.recipe)})
 
     def _begin(self, read: Callable[..., Any], *arguments: Any) -> None:
         key = _key(read, arguments)

@@ -22,6 +22,7 @@ from orchestrator.operating.lease import Requests
 from orchestrator.operating.tenancy import escapes
 from orchestrator.planning import ladder
 from orchestrator.preparing import STORE_PATIENCE_SECONDS, load_recipe, open_run
+from orchestrator.reading import with_shared_data
 from trainer.errors import ConfigurationError, StorageUnavailable, TrainerError
 from trainer.freezing import freeze
 from trainer.recipe import DataFile, Recipe
@@ -145,7 +146,7 @@ def prepare_spec(run: TrainingRun, cluster: Cluster, api: Requests, accepted_bef
     if not (accepted_before and recorded is not None):
         cluster.check(run)
     with contextlib.nullcontext() if recorded is not None else _one_look:
-        return Prepared(run, recipe, cluster, open_run(run, recipe))
+        return Prepared(run, with_shared_data(recipe), cluster, open_run(run, recipe))
 
 
 def read_config_map(api: Requests, namespace: str, ref: ConfigMapKeyRef) -> str:

@@ -5,9 +5,10 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.reading import RunReading
+from orchestrator.reading import RunReading, with_shared_data
 from tests.support.memory_store import MemoryStore
 from tests.support.runs import begun, claim, ending, submit
+from tests.support.world import tiny_recipe
 from trainer.errors import StorageUnavailable
 from trainer.rundir.records import Progress
 from trainer.rundir.rundir import RunDirectory
@@ -151,6 +152,24 @@ def test_a_directory_without_head_is_kept_nothing_of(store: CountingStore) -> No
         assert reading.read_spec(1) is None
     submit(directory, 1)
     look(reading, 1)
+
+
+def test_equal_lists_of_data_files_are_held_once(store: CountingStore) -> None:
+    recipe = tiny_recipe()
+    wanted = with_shared_data(recipe)
+    directory = directory_of(store)
+    directory.create_recipe(recipe.model_copy(update={"name": "as it was called then"}))
+    reading = RunReading(directory)
+    store.reads.clear()
+    for attempt in (1, 2):
+        assert reading.head()
+        recorded = reading.read_recipe()
+        assert recorded is not None
+        assert recorded.recipe.data is wanted.data
+        assert recorded.recipe.name == "as it was called then"
+        submit(directory, attempt + 1)
+    assert store.reads["recipe.json"] == 1
+    assert with_shared_data(wanted) == recipe
 
 
 def test_a_bucket_is_asked_many_things_at_a_time() -> None:
