@@ -77,7 +77,8 @@ def run(
             writing.write_olmo_core(growing, opened.description, values, kind)
     os.rename(growing, path)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    return f"{count} tensors, {size / 1e9:.2f} GB written to {destination}"
+    shown_size = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
+    return f"{count} tensors, {shown_size} written to {destination}"
 
 
 def shown(values: Iterator[tuple[Any, np.ndarray]], count: int, what: str) -> Iterator[tuple[Any, np.ndarray]]:

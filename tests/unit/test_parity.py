@@ -19,6 +19,7 @@ from trainer.parity.compare import Comparison
 from trainer.parity.layerwise import Layerwise
 from trainer.parity.reference import __doc__ as reference_text
 from trainer.recipe import Model
+from trainer.rope import rope_table
 from trainer.weights.slots import Slot
 from trainer.weights.sources import NamedSource, open_hugging_face
 
@@ -75,6 +76,15 @@ def test_logits_are_transformers_and_olmo_core_s(name: str) -> None:
 )
 def test_the_goldens_tell_every_wrong_model_apart(name: str, changes: dict[str, Any]) -> None:
     assert divergence(reference(name)["logits"], predicted(name, **changes))["kl_max"] > 1e-8
+
+
+def test_yarn_on_windowed_layers_as_transformers_5_has_it_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4.57, which made the golden, gives windowed layers the plain table."""
+    yarn = open_hugging_face(str(TRANSFORMERS / "yarn")).description.model.yarn
+    monkeypatch.setattr(
+        "trainer.model.rope_table", lambda length, head_dim, theta, _=None: rope_table(length, head_dim, theta, yarn)
+    )
+    assert divergence(reference("yarn")["logits"], predicted("yarn"))["kl_mean"] > 1e-4
 
 
 def test_bfloat16_is_as_close_to_float32_as_transformers_is() -> None:

@@ -52,14 +52,14 @@ def draw(result: Comparison, about: dict[str, Any], path: Path) -> None:
         raise ConfigurationError("--plot needs matplotlib; install untildone[report]") from None
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    # An equal pair's KL is zero but for rounding, which may be negative.
-    kl = np.maximum(np.asarray(result.kl).reshape(about["rows"], about["length"]), 1e-18)
-    left.semilogy(kl.T, ".", markersize=2, alpha=0.4)
+    # An equal pair's KL is zero but for rounding, which may be negative: no place for it on the axis.
+    kl, layers = np.asarray(result.kl).reshape(about["rows"], about["length"]), np.asarray(result.layers)
+    left.semilogy(np.where(kl > 0, kl, np.nan).T, ".", markersize=2, alpha=0.4)
     left.axhline(result.max_kl, color="tab:red", linewidth=1, label=f"limit of the mean, {result.max_kl:.3g}")
     left.axhline(kl.mean(), color="black", linewidth=1, label=f"mean, {kl.mean():.3g}")
     left.set(xlabel="position", ylabel="KL(reference ‖ ours), nats", title="Predictions")
     left.legend()
-    right.semilogy(np.maximum(result.layers, 1e-18), "o-", markersize=3)
+    right.semilogy(np.where(layers > 0, layers, np.nan), "o-", markersize=3)
     right.axhline(DIVERGED[result.dtype], color="tab:red", linewidth=1, label="more than rounding")
     right.set(xlabel="layer's output (0: embeddings)", ylabel="largest relative error", title="Hidden states")
     right.legend()
