@@ -32,7 +32,7 @@ hostname "$2"
 shift 3
 while [ "$1" != -- ]; do
   case "$2" in /run/*|/var/run/*) mkdir -p "$2";; esac
-  mount --bind "$1" "$2"
+  mount --rbind "$1" "$2"
   shift 2
 done
 shift
@@ -175,6 +175,10 @@ class Sandbox:
             if not Path(target).is_dir() and not target.startswith(("/run/", "/var/run/")):
                 raise CannotStart(f"mountPath {target}: the lab mounts below /run, or on folders this machine has")
             source = self._volume(volumes[mount["name"]]) / str(mount.get("subPath", ""))
+            if REPOSITORY.is_relative_to(target):  # which stands for the image, and is not to be hidden
+                place = source / REPOSITORY.relative_to(target)
+                place.mkdir(parents=True, exist_ok=True)
+                words += [str(REPOSITORY), str(place)]
             words += [str(source), target]
         return words
 
