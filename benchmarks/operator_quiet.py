@@ -1,7 +1,7 @@
 """What an operator does while nothing happens to its 50 runs: its calls, its reads of the store, its memory and CPU.
 
-`python benchmarks/operator_quiet.py [--runs N] [--admitted N] [--seconds S]`. 20 of the runs train, which here means that
-a report says one step more every ten seconds; 30 wait in the queue (benchmarks/fleet.py). The goal: of the API server it
+`python benchmarks/operator_quiet.py [--runs N] [--admitted N] [--seconds S]`. 10 of the runs train, which here means that
+a report says one step more every ten seconds; 40 wait in the queue (benchmarks/fleet.py). The goal: of the API server it
 asks only watches, one list per kind and watch, its lease, and at most one status per run and minute; it stays below
 250 MB. Prints one JSON object; `ratio` is resident memory ÷ goal. `events` are what happened to runs all the same: a
 machine under load loses the lab's nodes, and then nothing was measured.
@@ -85,7 +85,7 @@ def _too_close(statuses: list[Call]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--admitted", type=int, default=20, help="of them: have a host each, and train")
+    parser.add_argument("--admitted", type=int, default=10, help="of them: have a host each, and train")
     parser.add_argument("--seconds", type=float, default=120.0)
     options = parser.parse_args()
     with fleet(options.runs, options.admitted) as made:

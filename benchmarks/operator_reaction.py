@@ -189,7 +189,7 @@ def measure(made: Fleet, number: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--admitted", type=int, default=20, help="of them: have a host each, and train")
+    parser.add_argument("--admitted", type=int, default=10, help="of them: have a host each, and train")
     parser.add_argument("--changes", type=int, default=200)
     options = parser.parse_args()
     with fleet(options.runs, options.admitted) as made:
