@@ -117,12 +117,16 @@ class Weights:
     refetch: bool = False  # fetch again in the backward pass instead of keeping whole parameters until then
 
     def get(self, name: str, value: jax.Array) -> jax.Array:
-        """The parameter in the compute dtype (norms stay float32), its gradient reduced in float32."""
+        """The parameter in the compute dtype, its gradient reduced in float32.
+
+        A norm's is multiplied in float32, so it is rounded to the compute dtype and widened again: as under FSDP in
+        OLMo-core, and what trains in bfloat16 is what its bfloat16 export computes.
+        """
         dtype = jnp.float32 if name.endswith("norm") else self.compute_dtype
 
         @jax.custom_vjp
         def get(value: jax.Array) -> jax.Array:
-            return self.fetch(name, value.astype(dtype))
+            return self.fetch(name, value.astype(self.compute_dtype).astype(dtype))
 
         get.defvjp(lambda v: (get(v), None), lambda _, g: (self.reduce(name, g.astype(jnp.float32)),))
         return get(value)

@@ -210,6 +210,16 @@ def test_memory_of_attention_is_bounded_for_long_sequences() -> None:
     assert trainer.attention.MAX_BLOCK == 1024
 
 
+def test_what_trains_in_bfloat16_is_what_its_export_computes() -> None:
+    """Rounding all weights to bfloat16 beforehand, the norms' too, changes no bit."""
+    model = small_model(n_layers=2, window_pattern=(3, -1))
+    params, tokens = loud_params(model), tokens_for(model, 1, 9)
+    rounded = {name: value.astype(jnp.bfloat16).astype(jnp.float32) for name, value in params.items()}
+    assert not np.array_equal(params["q_norm"], rounded["q_norm"])
+    predict = jax.jit(lambda p: forward(p, tokens, model, "bfloat16"))
+    np.testing.assert_array_equal(predict(params), predict(rounded))
+
+
 def test_swiglu_is_float32_inside_and_keeps_its_inputs_alone() -> None:
     random = np.random.default_rng(0)
     gate, up, g = (jnp.asarray(3 * random.normal(size=400), jnp.bfloat16) for _ in range(3))

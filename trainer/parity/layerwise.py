@@ -65,7 +65,7 @@ class Layerwise:
 
     def logits(self, last: jax.Array) -> Iterator[tuple[int, int, np.ndarray]]:
         """(row, first position, float32 [n, vocab_size]) from the last layer's output, in pieces."""
-        norm = jnp.asarray(self.source.read(self._others["norm"]), jnp.float32)
+        norm = self._weights.get("norm", jnp.asarray(self.source.read(self._others["norm"])))
         head = jnp.asarray(self.source.read(self._others["head"])[:, : self.model.vocab_size], last.dtype)
 
         @jax.jit
