@@ -9,7 +9,8 @@ import pytest
 
 from tests.lab import faults
 from tests.lab.api import Api, condition, is_true
-from tests.lab.lab import Lab, running
+from tests.lab.lab import REPOSITORY, Lab, running
+from tests.lab.queues import install_queue
 from tests.support.lab_objects import (
     JOBSETS,
     PODS,
@@ -25,6 +26,12 @@ from tests.support.lab_objects import (
 )
 
 pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(autouse=True)
+def queue(api: Api) -> None:
+    """Eight tpu7x chips, whatever other tests made of the queue."""
+    install_queue(api, {"tpu7x-2x2x2": 8})
 
 
 def test_a_preempted_jobset_comes_back_with_the_same_workload(lab: Lab, api: Api, tmp_path: Path) -> None:
@@ -130,14 +137,17 @@ pathlib.Path({str(tmp_path / "answers")!r}).write_text(repr(answers))
 
 def test_containers_have_their_volumes_and_one_folder_with_all_pods(api: Api, tmp_path: Path) -> None:
     """/tmp of its own for each container, though the lab itself may lie below this machine's."""
+    # The project itself is always to be seen, as if it were in the image.
+    ours = {REPOSITORY.parts[2]} if REPOSITORY.is_relative_to("/tmp") else set()
     script = f"""
 import os, pathlib
 me = os.environ["ME"]
-assert not list(pathlib.Path("/tmp").iterdir()) and not list(pathlib.Path("/dev/shm").glob("mine-*"))
+assert {{p.name for p in pathlib.Path("/tmp").iterdir()}} == {ours or "set()"}
+assert not list(pathlib.Path("/dev/shm").glob("mine-*"))
 pathlib.Path("/tmp/mine").write_text(me)
 pathlib.Path(f"/dev/shm/mine-{{me}}").touch()
 pathlib.Path(f"/run/lab/{tmp_path.name}-{{me}}").write_text(pathlib.Path("/run/given/word").read_text())
-assert [p.name for p in pathlib.Path("/tmp").iterdir()] == ["mine"]
+assert {{p.name for p in pathlib.Path("/tmp").iterdir()}} == {ours | {"mine"}}
 """
     config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "given", "namespace": "default"}}
     api.create({**config, "data": {"word": "hello"}})
