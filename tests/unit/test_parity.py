@@ -163,6 +163,9 @@ def test_limits_in_bfloat16_and_by_option(kept: Callable[[str, str], Path]) -> N
     done = CliRunner().invoke(parity, [*arguments, "--dtype", "bfloat16", "--max-kl", "1e-9"], standalone_mode=False)
     assert done.return_value == 1
     assert "is not below 1e-09" in done.output
+    done = CliRunner().invoke(parity, [*arguments, "--dtype", "bfloat16", "--min-top1", "1.1"], standalone_mode=False)
+    assert done.return_value == 1
+    assert "% is below 110.0000%" in done.output
 
 
 def test_layer_by_layer_is_the_model_that_trains() -> None:
