@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.lab_objects import (
     PODS,
     TPU,
     WORKLOADS,
+    delete_all,
     jobset,
     phase,
     plain_pod,
@@ -29,9 +31,11 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(autouse=True)
-def queue(api: Api) -> None:
-    """Eight tpu7x chips, whatever other tests made of the queue."""
+def queue(api: Api) -> Iterator[None]:
+    """Eight tpu7x chips, whatever other tests made of the queue; and nothing of this test for the next."""
     install_queue(api, {"tpu7x-2x2x2": 8})
+    yield
+    delete_all(api)
 
 
 def test_a_preempted_jobset_comes_back_with_the_same_workload(lab: Lab, api: Api, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,29 @@ from tests.lab import faults
 from tests.lab.api import Api, Object, condition, is_true
 from tests.lab.lab import Lab
 from tests.lab.queues import install_queue
-from tests.support.lab_objects import JOBSETS, PODS, TPU, jobset, phase, plain_pod, pods, started, wait, workload
+from tests.support.lab_objects import (
+    JOBSETS,
+    PODS,
+    TPU,
+    delete_all,
+    jobset,
+    phase,
+    plain_pod,
+    pods,
+    started,
+    wait,
+    workload,
+)
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(autouse=True)
-def queue(api: Api) -> None:
-    """Eight tpu7x chips, whatever other tests made of the queue."""
+def queue(api: Api) -> Iterator[None]:
+    """Eight tpu7x chips, whatever other tests made of the queue; and nothing of this test for the next."""
     install_queue(api, {"tpu7x-2x2x2": 8})
+    yield
+    delete_all(api)
 
 
 # The gang restarts in place for as long as the orchestrator lets it, but not after an exit code that says it is useless.

@@ -115,3 +115,13 @@ def plain_pod(name: str, script: str, **spec: Any) -> Object:
 
 def phase(api: Api, name: str) -> str:
     return api.get(f"{PODS}/{name}")["status"]["phase"]
+
+
+def delete_all(api: Api) -> None:
+    """Nothing of a test is left, however it ended: no JobSet and no pod in the namespace default."""
+    for owner in api.items(JOBSETS):
+        api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
+    for pod in api.items(PODS):
+        if not pod["metadata"].get("ownerReferences"):
+            api.delete(f"{PODS}/{pod['metadata']['name']}")
+    wait("no pods are left", lambda: not api.items(PODS), 90)

@@ -23,7 +23,7 @@ import yaml
 from tests.lab.api import Api, Object
 from tests.lab.lab import Lab
 from tests.support.gang import ROOT, small_recipe
-from tests.support.lab_objects import JOBSETS, PODS, jobset, wait
+from tests.support.lab_objects import delete_all, jobset, wait
 from tests.support.lab_runs import BUCKET, COMPILED, LabRun, upload_corpus
 from trainer.hardware import device_type
 
@@ -267,9 +267,7 @@ def clean(api: Api) -> None:
     runs = KIND.format("default")
     for run in api.items(runs):
         api.delete(f"{runs}/{run['metadata']['name']}")
-    for owner in api.items(JOBSETS):
-        api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
-    wait("no pods are left", lambda: not api.items(PODS), 90)
+    delete_all(api)
 
 
 def rival(name: str, priority: str, folder: Path, device: str = "v5p-2x2x2") -> Object:
