@@ -119,9 +119,14 @@ def classify(
     suspension deleted the pods, only exit records are left; if there is none either: unknown-while-absent, uncharged.
     """
     if admission is not None:
-        for signals, table in ((admission.queue_signals, _QUEUE), (admission.node_signals, _NODE)):
-            if signals:
-                return _by_signal(signals, table)
+        if admission.queue_signals:
+            return _by_signal(admission.queue_signals, _QUEUE)
+        if admission.containers and all(_code(end) == (0, None) for end in admission.containers):
+            return _by_containers(
+                admission.containers, exits, start_exit
+            )  # all done: whatever the node says, it did not end them
+        if admission.node_signals:
+            return _by_signal(admission.node_signals, _NODE)
         known = [signal for signal in admission.pod_signals if _match(signal, _POD)]
         if known:
             return _by_signal(tuple(known), _POD)

@@ -34,6 +34,8 @@ _NODE_TAINTS = (
     "cloud.google.com/maintenance-window-started",
     "ToBeDeletedByClusterAutoscaler",
 )
+# What the node controller makes of the condition Ready, a while after it changed.
+_READINESS_TAINTS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 # Waiting reasons that no waiting ends: image, command or a reference is wrong.
 CANNOT_START = (
     "ErrImagePull",
@@ -95,7 +97,8 @@ def node_signals(name: str, node: Object | None) -> tuple[Evidence, ...]:
     if ready and ready.get("status") != "True":
         found.append(Evidence(source=source, field="Ready", value=f"NotReady ({ready['status']}): {said(ready)}"))
     for taint in node["spec"].get("taints") or ():
-        if taint["key"] in _NODE_TAINTS:
+        left_over = taint["key"] in _READINESS_TAINTS and ready.get("status") == "True"  # it is being taken away
+        if taint["key"] in _NODE_TAINTS and not left_over:
             found.append(Evidence(source=source, field="taint", value=f"{taint['key']}:{taint['effect']}"))
     for key, value in (node["metadata"].get("labels") or {}).items():
         if key in _NODE_LABELS:

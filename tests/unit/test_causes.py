@@ -234,6 +234,12 @@ CASES: list[tuple[str, Admission, dict[str, ExitRecord], str]] = [
 INFRASTRUCTURE = {"preempted", "maintenance", "host-failure", "deactivated", "unknown"}
 
 
+def test_what_ended_well_was_not_ended_by_its_host() -> None:
+    node = (n("node.kubernetes.io/unreachable"),)
+    assert classify(admission((0, 10.0), (0, 10.0), node=node), {}).cause == "completed"
+    assert classify(admission((0, 10.0), (143, 10.0), node=node), {}).cause == "host-failure"
+
+
 def test_there_are_enough_labelled_cases() -> None:
     assert len(CASES) >= 60
     assert len({name for name, *_ in CASES}) == len(CASES)
@@ -317,7 +323,7 @@ def test_a_signal_of_the_queue_always_wins(case, reason) -> None:
 @given(endings(), st.sampled_from([n("NotReady"), n("cloud.google.com/impending-node-termination")]))
 def test_a_signal_of_the_node_is_never_charged_to_the_program(case, signal) -> None:
     ended, exits = case
-    assert classify(replace(ended, node_signals=(signal,)), exits).cause in INFRASTRUCTURE
+    assert classify(replace(ended, node_signals=(signal,)), exits).cause in (*INFRASTRUCTURE, "completed")
 
 
 @given(endings())
