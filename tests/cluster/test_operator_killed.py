@@ -124,7 +124,9 @@ def test_fifty_deaths_of_two_operators(lab: Lab, api: Api, tmp_path: Path) -> No
     doubled = {name: uids for name, uids in watched.uids.items() if len(uids) > 1}
     assert not doubled, f"one attempt was submitted twice: {doubled}"
     causes = [cause for _, _, cause, _ in run.endings()]
-    assert causes[-1] == "completed"
+    # Two devices are quick: the lowered target may be passed before the attempt that was planned for it could begin.
+    assert causes[-1] in ("completed", "plan-change")
+    assert run.committed >= run.status["targetStep"]
     starts = [(attempt, start) for attempt, start, _, _ in run.endings() if start is not None]
     assert len(starts) == len(set(starts)), f"one start ended twice: {starts}"
     assert "application-error" not in causes, causes
