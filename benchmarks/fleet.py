@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -365,6 +366,7 @@ class Fleet:
 @contextlib.contextmanager
 def fleet(runs: int, admitted: int) -> Iterator[Fleet]:
     """`runs` runs in a new lab, `admitted` of them with a host of their own, all begun. Everything ends with it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # in order, or the lab would be left
     names = [f"run-{number:02}" for number in range(runs)]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="untildone-fleet-")))
