@@ -82,6 +82,7 @@ class Keeper:
         self._wanted: Wanted | None = None
         self._caretaker: Caretaker | None = None  # of the last accepted spec
         self._last: Look | None = None
+        self._frozen = 0  # looks in a row on which nothing was certain
         self._done = False  # the accepted spec has been carried out to its end
 
     # -- a visit
@@ -260,12 +261,16 @@ class Keeper:
 
     def _next(self, look: Look, changed: bool) -> float | None:
         decision, gang = look.decision, look.observation.gang
+        self._frozen = self._frozen + 1 if isinstance(decision, Freeze) else 0
         if isinstance(decision, (Done, GiveUp)):
             return None
         if isinstance(decision, Refused):
             return IDLE_SECONDS
         if not isinstance(decision, (Wait, Freeze)):
             return AT_ONCE if changed else SOON_SECONDS
+        if isinstance(decision, Freeze):  # one answer that was not given, most often: the next look has it
+            pause = min(LIVE_SECONDS, SOON_SECONDS * 2.0 ** min(self._frozen - 1, 10))
+            return pause * self._around.dice.uniform(0.9, 1.0)
         assert self._caretaker is not None
         live = gang is not None and gang.phase in ("Running", "Deleting")
         poll = max(LIVE_SECONDS, self._caretaker.run.spec.progress_every) if live else IDLE_SECONDS

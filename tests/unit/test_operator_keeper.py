@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.clusters.base import ClusterUnavailable
+from orchestrator.clusters.base import ClusterUnavailable, ClusterView
 from orchestrator.operating.keeper import LIVE_SECONDS, TAKE_OVER
 from orchestrator.owners import STALE_SECONDS, Ownership
 from tests.support.kept import UID, Kept
@@ -296,6 +296,27 @@ def test_an_operator_that_follows_says_nothing_until_it_knows() -> None:
         kept.threads.go()
         kept.visit(late)
         assert kept.word == "Training"
+
+
+def test_after_an_outage_it_looks_again_soon_and_then_ever_less_often() -> None:
+    with a_world(FOREVER) as world:
+        kept = Kept(world)
+        kept.until(lambda: kept.word == "Training")
+        assert kept.keeper._caretaker is not None
+        cluster = kept.keeper._caretaker.cluster
+
+        def away(_: str) -> ClusterView:
+            raise ClusterUnavailable("connection refused")
+
+        answering, cluster.observe = cluster.observe, away  # type: ignore[method-assign]
+        pauses = [kept.visit() or 0.0 for _ in range(8)]
+        assert kept.word == "TruthUnknown"
+        assert pauses[0] <= 0.5 and pauses[1] <= 1.0 and min(pauses[6:]) >= 9.0 and max(pauses) <= LIVE_SECONDS
+        cluster.observe = answering  # type: ignore[method-assign]
+        kept.visit()
+        assert kept.word == "Training"
+        cluster.observe = away  # type: ignore[method-assign]
+        assert (kept.visit() or 0.0) <= 0.5
 
 
 def test_the_highest_attempt_of_the_status_is_believed() -> None:
