@@ -2,7 +2,7 @@
 
 Real are the control plane with JobSet and Kueue, `untildone operator` with the rights of the chart and a token of its own,
 and the run directories, on a server of the GCS API. Some of the runs are admitted, one slice of one host each; the others
-wait in a queue without quota. Their programs only wait: Stands-in claim, commit and report for them as a trainer does, so
+wait in a queue without quota. Their programs only wait: stand-ins claim, commit and report for them as a trainer does, so
 that two cores suffice. Between the operator and the API server there is nothing, between it and the store only a delay of
 each request, since a bucket in the same region takes that long. What the operator did is in the audit log of the API
 server, and in the log and the objects of the store's server.
@@ -89,7 +89,7 @@ class Usage:
     threads: int
 
 
-class StandsIn(threading.Thread):
+class StandIns(threading.Thread):
     """The trainers of all pods: claims, commits one step, and reports one step more every ten seconds."""
 
     def __init__(self, lab: Lab) -> None:
@@ -205,7 +205,7 @@ class Fleet:
     folder: Path
     admitted: list[str]
     queued: list[str]
-    trainers: StandsIn
+    trainers: StandIns
     _process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
     @property
@@ -384,7 +384,7 @@ def fleet(runs: int, admitted: int) -> Iterator[Fleet]:
         install_queue(lab.api, {DEVICE: CHIPS * admitted}, name=QUEUES["admitted"])
         install_queue(lab.api, {DEVICE: 0}, name=QUEUES["queued"])
         _write_recipes(names)
-        trainers = StandsIn(lab)
+        trainers = StandIns(lab)
         trainers.start()
         stack.callback(trainers.stop)
         made = Fleet(lab, store, slow_store, folder, names[:admitted], names[admitted:], trainers)
