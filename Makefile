@@ -63,7 +63,7 @@ LOCK := UV_PYTHON_DOWNLOADS=never .tools/bin/uv pip compile --quiet --python .ve
 lock: env  ## compile the pinned requirement files from pyproject.toml
 	@$(LOCK) --all-extras pyproject.toml -o requirements/dev.txt
 	@$(LOCK) --extra gcs -c requirements/dev.txt pyproject.toml -o requirements/operator.txt
-	@$(LOCK) --extra gcs --extra trainer -c requirements/dev.txt pyproject.toml requirements/tpu.in -o requirements/trainer.txt
+	@$(LOCK) --extra gcs --extra trainer --extra evaluation -c requirements/dev.txt pyproject.toml requirements/tpu.in -o requirements/trainer.txt
 	@$(LOCK) -c requirements/dev.txt requirements/build.in -o requirements/build.txt
 
 clean:  ## remove what the commands above made

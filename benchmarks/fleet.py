@@ -8,7 +8,6 @@ each request, since a bucket in the same region takes that long. What the operat
 server, and in the log and the objects of the store's server.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -30,6 +29,7 @@ import psutil
 import urllib3
 import yaml
 
+from benchmarks.slow_store import slowly
 from orchestrator.operating.rights import LEASE, RIGHTS
 from tests.lab.api import Object, condition
 from tests.lab.lab import Lab
@@ -56,7 +56,6 @@ BUCKET, ACCOUNT = "runs", "untildone"
 FAIL = 10  # SIGUSR1
 PROGRAM = "trap 'kill $!; exit 1' USR1; trap 'kill $!; exit 75' TERM; sleep 1000000 & wait"
 REPORT_SECONDS = 10.0
-STORE_SECONDS = 0.025
 BEGIN_SECONDS = 300.0
 
 
@@ -158,50 +157,13 @@ class StandIns(threading.Thread):
             rundir.put_progress(claim.attempt, claim.start, progress)
 
 
-class SlowStore(threading.Thread):
-    """The store at `url`, with each request on its way for `STORE_SECONDS`. Of requests as small as the operator's."""
-
-    def __init__(self, url: str) -> None:
-        super().__init__(daemon=True, name="store")
-        self._host, _, self._port = url.removeprefix("http://").partition(":")
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self.url = ""
-
-    def run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.run_forever()
-
-    def wait(self) -> None:
-        """Until `url` is known, where it answers."""
-        self._ready.wait()
-
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._ready.set()
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(self._host, int(self._port))
-        await asyncio.gather(_copy(reader, far_writer, STORE_SECONDS), _copy(far_reader, writer, 0.0))
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: float) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(1 << 16):
-            await asyncio.sleep(delay)
-            writer.write(data)
-            await writer.drain()
-    writer.close()
-
-
 @dataclass
 class Fleet:
     """The runs, by kind: those that are admitted and those that stay queued; and what looks after them."""
 
     lab: Lab
     store: GcsServer
-    slow_store: SlowStore
+    slow_store: str  # where the operator finds it
     folder: Path
     admitted: list[str]
     queued: list[str]
@@ -309,7 +271,7 @@ class Fleet:
                 cwd=ROOT,
                 env={
                     **os.environ,
-                    "STORAGE_EMULATOR_HOST": self.slow_store.url,
+                    "STORAGE_EMULATOR_HOST": self.slow_store,
                     "KUBECONFIG": str(kubeconfig),
                     "POD_NAME": "operator",
                 },
@@ -373,9 +335,7 @@ def fleet(runs: int, admitted: int) -> Iterator[Fleet]:
         store = stack.enter_context(GcsServer(log_level="info"))
         os.environ.update(store.environment)  # for the stand-ins
         store.create_bucket(BUCKET)
-        slow_store = SlowStore(store.url)
-        slow_store.start()
-        slow_store.wait()
+        slow_store = stack.enter_context(slowly(store.url))
         lab = Lab.start(folder / "lab", {DEVICE: admitted})
         stack.callback(lab.stop)
         install_crd(lab)
