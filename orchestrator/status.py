@@ -39,6 +39,7 @@ MATERIAL = (
     "queue",
     "preemptions",
     "fingerprint",
+    "accepted",
     "endings",
 )
 

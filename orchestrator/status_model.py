@@ -60,6 +60,13 @@ class EndingStatus(Document):
     time: Time | None = Field(default=None, description="when it ended")
 
 
+class AcceptedSpec(Document):
+    """The spec that counts, whole: an operator that comes later goes on with it when the newest one is refused."""
+
+    generation: int = Field(ge=0, description="metadata.generation that it stood in")
+    spec: str = Field(max_length=262144, description="the spec, as JSON")
+
+
 class RunStatus(Document):
     """What untildone last saw of the run."""
 
@@ -89,6 +96,9 @@ class RunStatus(Document):
     next_action: str | None = Field(default=None, max_length=TEXT_LIMIT, description="what untildone does next")
     next_action_time: Time | None = Field(default=None, description="when; absent: as soon as there is news")
     fingerprint: str | None = Field(default=None, max_length=128, description="fingerprint of the recipe")
+    accepted: AcceptedSpec | None = Field(
+        default=None, description="the spec that counts; that of an earlier generation while the newest one is refused"
+    )
     endings: tuple[EndingStatus, ...] = Field(
         default=(),
         max_length=ENDINGS_KEPT,

@@ -133,7 +133,14 @@ def _queue_ahead(run: TrainingRun, o: Observation, gang: Gang, new: AttemptSpec,
         return SubmitGang(new)
     where = shown(new.plan)
     if ahead.phase in OVER:
-        return _go_on(o, gang, f"attempt {new.attempt} on {where} did not come up ({ahead.phase}: {ahead.message})")
+        left = run.spec.go_up.after - o.marks.get(phase_mark(ahead), NEVER).seconds
+        what = f"attempt {new.attempt} on {where} did not come up ({ahead.phase}: {ahead.message})"
+        if left > 0:
+            return _go_on(o, gang, f"{what}; it is queued again after spec.goUp.after", now + left)
+        # Under the same name and nonce: HEAD does not name it, so nothing of it can have claimed anything.
+        return DeleteGang(ahead.name, ahead.uid, run.spec.grace_period, f"{what}; it is queued again")
+    if ahead.phase == "Deleting":
+        return _go_on(o, gang, f"attempt {new.attempt} is to be queued again for {where}", now + CONFIRM_SECONDS)
     if ahead.phase != "Running":
         said = f": {ahead.message}" if ahead.message else ""
         return _go_on(o, gang, f"attempt {new.attempt} waits in the queue for {where}{said}")
@@ -146,14 +153,14 @@ def _queue_ahead(run: TrainingRun, o: Observation, gang: Gang, new: AttemptSpec,
     return SwapHead(new.attempt, o.generation)
 
 
-def _go_on(o: Observation, gang: Gang, what: str) -> Wait:
+def _go_on(o: Observation, gang: Gang, what: str, until: float | None = None) -> Wait:
     """HEAD's gang goes on meanwhile."""
     if gang.phase == "Queued":
         said = f" ({gang.message})" if gang.message else ""
-        return Wait("Queued", f"attempt {o.attempt} waits in the queue{said}; {what}", None)
+        return Wait("Queued", f"attempt {o.attempt} waits in the queue{said}; {what}", until)
     progress = live_progress(o)
     word: StatusWord = WORDS[progress.phase] if progress else "Starting"
-    return Wait(word, f"{training(o, progress)}; {what}")
+    return Wait(word, f"{training(o, progress)}; {what}", until)
 
 
 def _change(old: AttemptSpec, new: AttemptSpec) -> str:

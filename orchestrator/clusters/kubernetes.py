@@ -209,6 +209,8 @@ class KubernetesCluster:
                 f"run directory {annotations.get(objects.DIRECTORY_ANNOTATION)}); give the run another name, or delete it: "
                 f"kubectl delete jobset {name} -n {self.namespace}"
             )
+        if found["metadata"].get("deletionTimestamp"):  # it will not come up any more, and its name is not free yet
+            raise ClusterUnavailable(f"JobSet {name} of an earlier submission is still being deleted")
         return found
 
     def _gangs(self, run: str) -> list[Gang]:

@@ -1,9 +1,11 @@
 """Looks after one TrainingRun object: which of its specs counts, one look and one act per visit, and what is told of it.
 
 A spec counts once it has been accepted: readable, allowed, prepared, and not contradicting the run. Until then, or when
-it never comes to that, the last accepted one goes on to count: a typo must not harm a run that trains.
+it never comes to that, the last accepted one goes on to count: a typo must not harm a run that trains. It stands in the
+status, so that an operator that comes later knows it too.
 """
 
+import json
 import random
 import time
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from orchestrator.operating.tenancy import refusals
 from orchestrator.operating.words import explained, of_generation, refused_message, with_refusal, with_rights
 from orchestrator.owners import BEAT_SECONDS, Ownership
 from orchestrator.status import RunStatus, refused_status, status_of
+from orchestrator.status_model import AcceptedSpec
 from trainer.errors import ConfigurationError
 
 # Annotation: the owner that the run is taken from, or the cluster that is gone for good.
@@ -80,6 +83,7 @@ class Keeper:
         self._teller = Teller(around.api, self.subject, around.identity, written, around.clock)
         self._status: RunStatus | None = None  # as it should be
         self._wanted: Wanted | None = None
+        self._recalled: Preparation | None = None  # of the spec that an operator before us accepted
         self._caretaker: Caretaker | None = None  # of the last accepted spec
         self._last: Look | None = None
         self._frozen = 0  # looks in a row on which nothing was certain
@@ -95,6 +99,8 @@ class Keeper:
         wanted = self._take(obj)
         due = [wanted.preparation.advance()] if wanted.preparation is not None else []
         wrong = self._accept(wanted)
+        if wrong is not None and self._caretaker is None:
+            due.append(self._recall(obj, wanted.generation))
         if wrong is not None and wanted.preparation is not None and isinstance(wanted.preparation.outcome, Prepared):
             due.append(IDLE_SECONDS)  # prepared, but something did not answer when it was to count
         if self._caretaker is None:
@@ -121,8 +127,9 @@ class Keeper:
 
     def close(self) -> None:
         """The object is gone: release the run, so that nobody has to wait for it."""
-        if self._wanted is not None and self._wanted.preparation is not None:
-            self._wanted.preparation.cancel()
+        for preparation in (self._wanted.preparation if self._wanted is not None else None, self._recalled):
+            if preparation is not None:
+                preparation.cancel()
         if self._caretaker is not None:
             self._caretaker.release()
 
@@ -146,17 +153,14 @@ class Keeper:
         except ConfigurationError as error:
             wanted.wrong = str(error)
         if wanted.run is not None and wanted.wrong is None:
-            wanted.preparation = self._preparation(wanted.run, wanted.generation)
+            wanted.preparation = self._preparation(wanted.run)
         self.log.info("a spec", generation=wanted.generation, refused=wanted.wrong)
         return wanted
 
-    def _preparation(self, run: TrainingRun, generation: int) -> Preparation:
+    def _preparation(self, run: TrainingRun) -> Preparation:
         around, written = self._around, self._writer.written
-        before = (
-            written is not None
-            and written.observed_generation == generation
-            and written.condition("Ready").status == "True"
-        )
+        accepted = written.accepted if written is not None else None
+        before = accepted is not None and accepted.generation == run.metadata.generation
 
         def prepare() -> Prepared:
             return around.prepare(run, around.clusters(self.subject.namespace), around.api, before)
@@ -188,6 +192,30 @@ class Keeper:
         except ClusterUnavailable as error:  # the cluster's identity is not known yet
             return Wrong(str(error), certain=False)
         return None
+
+    def _recall(self, obj: Object, generation: int) -> float | None:
+        """Nothing counts yet, and the newest spec does not: go on with the one that counted before us, if there is one."""
+        written = self._writer.written
+        accepted = written.accepted if written is not None else None
+        if accepted is None or accepted.generation == generation:
+            return None
+        if self._recalled is None:
+            try:
+                run = of_generation(from_object({**obj, "spec": json.loads(accepted.spec)}), accepted.generation)
+            except ConfigurationError:
+                return None  # of another version
+            if refusals(run, self.subject.namespace, self._around.configuration.run_directories):
+                return None
+            self.log.info("the last accepted spec is prepared", generation=accepted.generation)
+            self._recalled = self._preparation(run)
+        again = self._recalled.advance()
+        outcome = self._recalled.outcome
+        if isinstance(outcome, Prepared):
+            try:
+                self._adopt(outcome)
+            except ClusterUnavailable:
+                return SOON_SECONDS
+        return again
 
     def _contradiction(self, prepared: Prepared) -> Wrong | None:
         """What the run has against another spec than the one that counts: seen by a look with no memory."""
@@ -295,7 +323,7 @@ class Keeper:
         refused = wrong is not None and wrong.certain
         if refused:
             run = of_generation(run, wanted.generation)
-        self._status = status_of(run, look.observation, look.decision, written, look.now)
+        self._status = self._with_accepted(status_of(run, look.observation, look.decision, written, look.now))
         self._teller.tell(happenings(run, look))
         if wrong is not None and refused:
             message = refused_message(wrong.message, self._caretaker.run.metadata.generation or 0)
@@ -303,6 +331,12 @@ class Keeper:
             self._teller.tell([refusal(wanted.generation, message)])
         known = written is not None and written.observed_generation == self._status.observed_generation
         return None if passing and known and not refused else self._write()
+
+    def _with_accepted(self, status: RunStatus) -> RunStatus:
+        assert self._caretaker is not None
+        run = self._caretaker.run
+        spec = run.spec.model_dump_json(by_alias=True, exclude_unset=True)
+        return status.model_copy(update={"accepted": AcceptedSpec(generation=run.metadata.generation or 0, spec=spec)})
 
     def _show_waiting(self, wanted: Wanted, wrong: Wrong | None) -> float | None:
         """No spec has been accepted yet, by us."""

@@ -171,6 +171,9 @@ def test_submit_again_is_success_with_our_nonce_and_a_conflict_with_another(worl
         SubmitConflict, match=r"nonce nonce-1, run directory gs://bucket/demo.*kubectl delete jobset demo-a1"
     ):
         world.cluster.submit(request(nonce="other"))
+    world.small.created[0]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    with pytest.raises(ClusterUnavailable, match="still being deleted"):
+        world.cluster.submit(request())  # what is on its way out is no submission
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """What an operator does about one TrainingRun: which spec counts, what it writes, and what it tells."""
 
 import contextlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from orchestrator.api import TrainingRun
 from orchestrator.clusters.base import ClusterUnavailable, ClusterView
 from orchestrator.operating.keeper import LIVE_SECONDS, TAKE_OVER
 from orchestrator.owners import STALE_SECONDS, Ownership
@@ -180,6 +184,49 @@ def test_a_refused_spec_leaves_the_run_to_the_last_accepted_one() -> None:
         kept.change(targetStep=TARGET)
         kept.until(lambda: kept.condition("Ready")["status"] == "True")
         end_state(world)
+
+
+def test_an_operator_that_comes_later_goes_on_with_the_accepted_spec() -> None:
+    """The operator before it took the last good spec to its grave: the status has it."""
+    with a_world() as world:
+        kept = Kept(world)
+        kept.until(lambda: kept.word == "Training")
+        kept.change(targetStep="many")
+        for _ in range(3):
+            kept.keeper = kept.fresh()  # the operator is restarted, again and again
+            kept.until(lambda: len(world.created) >= 2 or kept.word == "Completed")
+            ready = kept.condition("Ready")
+            assert (ready["status"], ready["reason"]) == ("False", "Refused")
+            assert "generation 1 of its spec" in ready["message"]
+            assert kept.obj["status"]["accepted"]["generation"] == 1
+        kept.until(lambda: kept.word == "Completed")
+        end_state(world)
+        assert kept.condition("Ready")["status"] == "False"
+
+
+def test_the_accepted_spec_is_no_way_around_tenancy() -> None:
+    """What may be used is asked of a recalled spec as well: the configuration may have changed meanwhile."""
+    with a_world() as world:
+        kept = Kept(world)
+        kept.until(lambda: kept.word == "Training")
+        elsewhere = json.dumps(kept.obj["spec"] | {"runDirectory": "/elsewhere/run"})
+        kept.obj["status"]["accepted"]["spec"] = elsewhere
+        kept.change(targetStep="many")
+        kept.keeper = kept.fresh()
+        looks = world.looks
+        for _ in range(5):
+            kept.visit()
+        assert world.looks == looks and kept.word == "Refused"
+
+
+def test_every_spec_survives_its_way_through_the_status() -> None:
+    for path in sorted(Path("examples/kubernetes").glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            if document["kind"] != "TrainingRun":
+                continue
+            run = TrainingRun.parse(document, str(path))
+            spec = json.loads(run.spec.model_dump_json(by_alias=True, exclude_unset=True))
+            assert TrainingRun.parse({**document, "spec": spec}, "status").spec == run.spec
 
 
 def test_a_spec_that_contradicts_the_run_is_refused_likewise() -> None:

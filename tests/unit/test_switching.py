@@ -160,6 +160,18 @@ def test_the_upper_rung_queues_ahead_while_the_lower_trains() -> None:
     failed = decide(TPU_RUN, with_ahead("Failed"), NOW)
     assert isinstance(failed, Wait)
     assert "did not come up" in failed.message
+    assert failed.until == NOW + TPU_RUN.spec.go_up.after
+
+
+def test_what_did_not_come_up_ahead_is_queued_again_and_the_lower_rung_never_notices() -> None:
+    """A deactivated or failed gang up there must not bar the way up for as long as the lower one lives."""
+    for phase in ("Failed", "Deactivated", "Succeeded"):
+        o = with_ahead(phase, marks=held(phase_mark(gang(phase, 2)), seconds=11))
+        again = decide(TPU_RUN, o, NOW)
+        assert isinstance(again, DeleteGang) and (again.name, again.uid) == ("demo-a2", "uid-2")
+        deleting = decide(TPU_RUN, with_ahead("Deleting"), NOW)
+        assert isinstance(deleting, Wait) and deleting.word == "Training"
+        assert decide(TPU_RUN, on_lower(next_spec=upper_spec()), NOW) == SubmitGang(upper_spec())
 
 
 def test_an_admitted_upper_rung_takes_over_after_a_commit_and_the_ledger() -> None:
