@@ -24,6 +24,7 @@ from orchestrator.operating.configuration import Configuration, own_namespace
 from orchestrator.operating.health import serve_health
 from orchestrator.operating.keeper import TAKE_OVER, Keeper, Surroundings
 from orchestrator.operating.lease import Lease
+from orchestrator.operating.metrics import Metrics, Told
 from orchestrator.operating.queue import KeyedQueue
 from orchestrator.operating.words import RIGHTS
 
@@ -72,6 +73,7 @@ class Operator:
         self._told: dict[str, float] = {}  # missing right → when it was told
         self._lock = threading.Lock()
         self._workers: list[threading.Thread] = []
+        self._metrics = Metrics(self._told_runs, lambda: len(self.queue), lambda: self._leads)
         self._threads = ThreadPoolExecutor(PREPARERS, thread_name_prefix="prepare")
         self._around = Surroundings(
             api=api,
@@ -129,7 +131,8 @@ class Operator:
             try:
                 self._visit(key, since)
             finally:
-                self._visits.pop(number, None)
+                self._metrics.waited.observe(self._visits[number] - since)
+                self._metrics.visits.observe(time.monotonic() - self._visits.pop(number))
                 self.queue.done(key)
 
     @property
@@ -145,9 +148,11 @@ class Operator:
             keeper = self._keeper(key, obj)
             pause = keeper.visit(obj) if keeper is not None and obj is not None else None
         except ClusterUnavailable as error:
+            self._metrics.failures.labels("unavailable").inc()
             log.warning("no answer", error=str(error), again_in=self.queue.retry(key))
             return
         except Exception as error:
+            self._metrics.failures.labels("error").inc()
             log.exception("a visit failed", again_in=self.queue.retry(key))
             if keeper is not None:
                 with contextlib.suppress(Exception):
@@ -185,6 +190,14 @@ class Operator:
                 self._keepers[key] = keeper
         return keeper
 
+    def _told_runs(self) -> Iterator[Told]:
+        with self._lock:
+            keepers = list(self._keepers.items())
+        for (namespace, name), keeper in keepers:
+            status = keeper.status
+            if status is not None:
+                yield namespace, name, status
+
     def _cluster(self, namespace: str) -> Cluster:
         with self._lock:
             if namespace not in self._clusters:
@@ -218,7 +231,8 @@ class Operator:
         if port is None:
             yield
             return
-        server, port = serve_health(port, {"/healthz": self._unwell, "/readyz": self._unready})
+        checks = {"/healthz": self._unwell, "/readyz": self._unready}
+        server, port = serve_health(port, checks, {"/metrics": self._metrics.text})
         self.log.info("answering probes", port=port)
         try:
             yield

@@ -21,10 +21,13 @@ class LeaseSettings(Document):
 
 
 class Health(Document):
-    """Where probes ask."""
+    """Where probes and Prometheus ask."""
 
     port: int | None = Field(
-        default=None, ge=0, le=65535, description="of /healthz and /readyz, on POD_IP when that is set; 0: a free one"
+        default=None,
+        ge=0,
+        le=65535,
+        description="of /healthz, /readyz and /metrics, on POD_IP when that is set; 0: a free one",
     )
 
 

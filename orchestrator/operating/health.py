@@ -1,17 +1,21 @@
-"""/healthz and /readyz for the probes of the operator's pod."""
+"""/healthz and /readyz for the probes of the operator's pod, and /metrics."""
 
 import os
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from orchestrator.operating.metrics import CONTENT_TYPE
+
 Check = Callable[[], str | None]  # what is wrong, or None
 
 
-def serve_health(port: int, checks: dict[str, Check]) -> tuple[ThreadingHTTPServer, int]:
-    """Answer `checks` by path, such as {"/healthz": …}: 200 "ok", or 503 and what is wrong. On POD_IP, when set.
+def serve_health(
+    port: int, checks: dict[str, Check], pages: dict[str, Callable[[], str]]
+) -> tuple[ThreadingHTTPServer, int]:
+    """Answer `checks` by path, such as {"/healthz": …}: 200 "ok", or 503 and what is wrong; and `pages` by path: 200.
 
-    Returns the server (its `shutdown` ends it) and its port.
+    On POD_IP, when that is set. Returns the server (its `shutdown` ends it) and its port.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -19,12 +23,19 @@ def serve_health(port: int, checks: dict[str, Check]) -> tuple[ThreadingHTTPServ
         timeout = 10
 
         def do_GET(self) -> None:
-            check = checks.get(self.path.partition("?")[0])
+            path = self.path.partition("?")[0]
+            if path in pages:
+                self._answer(200, pages[path](), CONTENT_TYPE)
+                return
+            check = checks.get(path)
             wrong = check() if check is not None else "no such path"
             status = 404 if check is None else 503 if wrong else 200
-            body = f"{wrong or 'ok'}\n".encode()
+            self._answer(status, f"{wrong or 'ok'}\n", "text/plain; charset=utf-8")
+
+        def _answer(self, status: int, text: str, kind: str) -> None:
+            body = text.encode()
             self.send_response(status)
-            self.send_header("Content-Type", "text/plain; charset=utf-8")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -89,6 +89,11 @@ class Keeper:
         self._frozen = 0  # looks in a row on which nothing was certain
         self._done = False  # the accepted spec has been carried out to its end
 
+    @property
+    def status(self) -> RunStatus | None:
+        """What is to be told of the run now."""
+        return self._status or self._writer.written
+
     # -- a visit
 
     def visit(self, obj: Object) -> float | None:

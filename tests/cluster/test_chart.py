@@ -123,6 +123,20 @@ def test_the_operator_reads_its_configuration(helm: str, tmp_path: Path) -> None
     assert not without.lease.enabled and without.run_directories == {}
 
 
+def test_prometheus_may_scrape_where_it_is_told_to(helm: str) -> None:
+    assert not any(kind == "PodMonitor" for kind, _, _ in render(helm))
+    objects = render(helm, podMonitor={"enabled": True, "labels": {"release": "p"}}, networkPolicy={"enabled": True})
+    monitor = only(objects, "PodMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "p"
+    pod = only(objects, "Deployment")["spec"]["template"]
+    endpoint = monitor["spec"]["podMetricsEndpoints"][0]
+    ports = {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+    assert (endpoint["path"], endpoint["interval"]) == ("/metrics", "30s")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    ingress = only(objects, "NetworkPolicy")["spec"]["ingress"]
+    assert [port["port"] for rule in ingress for port in rule["ports"]] == [ports[endpoint["port"]]]
+
+
 def test_another_configuration_is_another_pod(helm: str) -> None:
     def checksum(**values: Any) -> str:
         pod = only(render(helm, **values), "Deployment")["spec"]["template"]

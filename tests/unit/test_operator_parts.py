@@ -138,13 +138,14 @@ def test_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POD_IP", "127.0.0.1")
     wrong: list[str] = []
     checks: dict[str, Any] = {"/healthz": lambda: None, "/readyz": lambda: wrong[0] if wrong else None}
-    server, port = serve_health(0, checks)
+    server, port = serve_health(0, checks, {"/metrics": lambda: "x 1\n"})
     try:
         assert fetch(port, "/healthz") == (200, "ok\n")
         assert fetch(port, "/readyz?verbose") == (200, "ok\n")
         wrong.append("not yet")
         assert fetch(port, "/readyz") == (503, "not yet\n")
-        assert fetch(port, "/metrics")[0] == 404
+        assert fetch(port, "/metrics") == (200, "x 1\n")
+        assert fetch(port, "/metric")[0] == 404
     finally:
         server.shutdown()
         server.server_close()
