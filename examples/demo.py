@@ -140,7 +140,7 @@ class Demo:
             path = self.out / name
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self.out.mkdir(parents=True, exist_ok=True)
-        self.call("trainer", "data", "tokenize", "--source", "stdlib", "--out", str(self.out / "data"))
+        self.call("trainer", "data", "bytes", "--source", "stdlib", "--out", str(self.out / "data"))
 
     def begin(self, name: str, **changes: object) -> Watched:
         """Start `untildone run` for one run, on a local cluster of its own."""

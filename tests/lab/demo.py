@@ -204,7 +204,7 @@ def upload_data(lab: Lab) -> None:
     """The standard library's sources as tokens, in the lab's bucket."""
     urllib3.request("POST", f"{lab.gcs_url}/storage/v1/b?project=lab", json={"name": "demo"}, timeout=10.0)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "trainer", "data", "tokenize", "--source", "stdlib", "--out", folder]
+        command = [sys.executable, "-m", "trainer", "data", "bytes", "--source", "stdlib", "--out", folder]
         subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
         for file in sorted(Path(folder).glob("*.bin")):
             url = f"{lab.gcs_url}/upload/storage/v1/b/demo/o?uploadType=media&name=data/{file.name}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.clusters.local import LocalCluster
-from trainer.data.tokenize import tokenize
+from trainer.data.byte_tokens import tokenize
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)

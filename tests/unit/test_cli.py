@@ -15,7 +15,7 @@ from orchestrator.commands.output import columns, duration, rate
 from orchestrator.commands.progress import Shown
 from orchestrator.registry import KnownRun, RunNotFound, find_run, known_runs, remember
 from tests.support.synthetic_run import STORY, DictStore, write
-from trainer.data.tokenize import tokenize
+from trainer.data.byte_tokens import tokenize
 from trainer.errors import ConfigurationError, StorageUnavailable, TruthUnknown
 from trainer.rundir.disk import DiskStore
 

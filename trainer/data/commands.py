@@ -1,4 +1,4 @@
-"""`python -m trainer data tokenize | examples | pack | check | order | audit`. Plain text when piped, a progress bar on a terminal.
+"""`python -m trainer data tokenize | bytes | examples | pack | check | order | audit`. Plain text when piped, a progress bar on a terminal.
 
 Exit codes of `audit`: 0 clean, 1 a problem was found, 4 no such run. Other errors carry their own (trainer/errors.py).
 """
@@ -25,15 +25,15 @@ def data() -> None:
     """Tokenise text, build a data order's table, and audit what a run has read."""
 
 
-@data.command()
+@data.command("bytes")
 @click.option("--source", required=True, help="`stdlib` (this Python's own sources), or a folder of text files.")
 @click.option(
     "--out", required=True, type=click.Path(path_type=Path), help="Folder for NAME-train.bin, NAME-heldout.bin."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def tokenize(source: str, out: Path, as_json: bool) -> None:
+def write_bytes(source: str, out: Path, as_json: bool) -> None:
     """Write text as token files, one token per byte, split into training and held-out documents."""
-    from trainer.data import tokenize as tokens
+    from trainer.data import byte_tokens as tokens
 
     total = len(tokens.documents(source))
     with _bar("tokenising", total) as progress:

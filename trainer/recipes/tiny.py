@@ -1,6 +1,6 @@
 """A model small enough for two CPU cores, with all that the large one has: global batch 512, windows, skip rule.
 
-It learns Python source text byte by byte; `python -m trainer data tokenize` writes its two files. An instance is 32
+It learns Python source text byte by byte; `python -m trainer data bytes` writes its two files. An instance is 32
 bytes; three layers in four see 16 of them.
 """
 

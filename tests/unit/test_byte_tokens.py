@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainer.data.tokenize import EOS, WINDOW, documents, tokenize
+from trainer.data.byte_tokens import EOS, WINDOW, documents, tokenize
 from trainer.errors import ConfigurationError
 
 
