@@ -29,6 +29,7 @@ class Save:
     path: str
     digest: dict[str, int]
     began: float  # monotonic
+    phase_seconds: dict[str, float]
     gate: threading.Event | None = None  # HEAD is swapped only once this is set
 
 
@@ -50,10 +51,11 @@ class Committer:
         save_seconds: float,
         on_commit: Callable[[CommitRef], None],
         beat: Callable[[str], None],
+        phase_seconds: Callable[[], dict[str, float]] = dict,
     ) -> None:
         self._rundir, self._claim, self._checkpoints, self._departure = rundir, claim, checkpoints, departure
         self._steplog, self._fingerprint, self._versions, self._keep = steplog, fingerprint, versions, keep
-        self._on_commit, self._beat = on_commit, beat
+        self._on_commit, self._beat, self._phase_seconds = on_commit, beat, phase_seconds
         self.committed = committed  # on other ranks than 0: saved by all processes, not necessarily committed
         self.save_seconds = save_seconds
         self._thread: threading.Thread | None = None
@@ -66,7 +68,7 @@ class Committer:
         if self._steplog is not None:
             self._steplog.cut(ref.step)
         self._checkpoints.begin_save(path, state)
-        save = Save(ref, self.committed, path, digest, began, gate)
+        save = Save(ref, self.committed, path, digest, began, self._phase_seconds(), gate)
         self._thread = threading.Thread(target=self._finish, args=(save,), name="commit", daemon=True)
         self._thread.start()
 
@@ -105,6 +107,7 @@ class Committer:
             fingerprint=self._fingerprint,
             versions=self._versions,
             save_seconds=round(time.monotonic() - save.began, 4),
+            phase_seconds=save.phase_seconds,
             time=time.time(),
         )
         if save.gate is not None:

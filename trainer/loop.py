@@ -127,6 +127,8 @@ class Loop:
     def _tell(self, line: StepLine) -> None:
         monitor = self.monitor
         monitor.step, monitor.loss, monitor.step_seconds = line.step, line.loss, line.seconds
+        monitor.skipped_steps += line.skipped
+        monitor.pace.stepped(line.seconds)
         if line.seconds > 0:
             monitor.tokens_per_second = self.recipe.global_batch * self.recipe.sequence_length / line.seconds
             if self.flops_per_second_peak:

@@ -6,13 +6,29 @@
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 
+from trainer.flops import REPORTED
 from trainer.log import log
 from trainer.rundir.records import Phase, Progress
 
-SHOWN = {"phase", "step", "target_step", "committed_step", "loss", "tokens_per_second", "step_seconds", "mfu"}
+SHOWN = {
+    "phase",
+    "step",
+    "target_step",
+    "committed_step",
+    "loss",
+    "tokens_per_second",
+    "step_seconds",
+    "mfu",
+    "skipped_steps",
+}
+PACED_STEPS = 129  # the median of so many steps does not notice the few that wait for a store or a neighbour
+FEWEST_STEPS = 3  # before that no pace is given: the first steps still warm up
+KEPT_VISITS = 9
 
 
 @dataclass
@@ -23,6 +39,7 @@ class PhaseClock:
     phase: Phase = "Starting"
     _entered: float = field(init=False)
     _spent: dict[str, float] = field(default_factory=dict)
+    _visits: dict[str, deque[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._entered = self.began
@@ -30,7 +47,13 @@ class PhaseClock:
     def enter(self, phase: Phase) -> None:
         now = time.monotonic()
         self._spent[self.phase] = self._spent.get(self.phase, 0.0) + now - self._entered
+        self._visits.setdefault(self.phase, deque(maxlen=KEPT_VISITS)).append(now - self._entered)
         self.phase, self._entered = phase, now
+
+    def usual(self, phase: Phase) -> float:
+        """Seconds that a visit to `phase` took, as a median of the last ones; 0 before the first has ended."""
+        visits = self._visits.get(phase)
+        return median(visits) if visits else 0.0
 
     def seconds(self) -> dict[str, float]:
         """Seconds by phase up to now; they sum to the time since `began`."""
@@ -38,6 +61,30 @@ class PhaseClock:
         spent = dict(self._spent)
         spent[self.phase] = spent.get(self.phase, 0.0) + now - self._entered
         return {phase: round(seconds, 4) for phase, seconds in spent.items()}
+
+
+@dataclass
+class Pace:
+    """How fast a start gets on: the usual step, and what saves and evaluations add to it.
+
+    Neither one slow step nor a long evaluation at the beginning moves it: it knows how often these come.
+    """
+
+    commit_every: int | None = None
+    evaluate_every: int | None = None
+    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=PACED_STEPS))
+
+    def stepped(self, seconds: float) -> None:
+        self._steps.append(seconds)
+
+    def seconds_per_step(self, clock: PhaseClock) -> float | None:
+        """None before FEWEST_STEPS steps."""
+        steps = tuple(self._steps)  # the loop appends meanwhile
+        if len(steps) < FEWEST_STEPS:
+            return None
+        save = clock.usual("Saving") / self.commit_every if self.commit_every else 0.0
+        evaluation = clock.usual("Evaluating") / self.evaluate_every if self.evaluate_every else 0.0
+        return round(median(steps) + save + evaluation, 6)
 
 
 @dataclass
@@ -53,12 +100,15 @@ class Monitor:
     target_step: int
     line: bool = False
     peers: Callable[[], list[float]] | None = None
+    pace: Pace = field(default_factory=Pace)
     step: int | None = None
     committed_step: int | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
     step_seconds: float | None = None
     mfu: float | None = None
+    skipped_steps: int = 0
+    alarms: tuple[str, ...] = ()
     failures: int = 0
     _beats: int = 0
     _stepped: bool = False
@@ -85,7 +135,11 @@ class Monitor:
         self._wake.set()
 
     def record(self) -> Progress:
+        """What is to be written now: one beat more."""
         self._beats += 1
+        return self._now()
+
+    def _now(self) -> Progress:
         return Progress(
             phase=self.clock.phase,
             step=self.step,
@@ -95,6 +149,9 @@ class Monitor:
             tokens_per_second=self.tokens_per_second,
             mfu=self.mfu,
             step_seconds=self.step_seconds,
+            pace_seconds=self.pace.seconds_per_step(self.clock),
+            skipped_steps=self.skipped_steps,
+            alarms=self.alarms,
             phase_seconds=self.clock.seconds(),
             host_step_seconds=self.peers() if self.peers else [],
             beats=self._beats,
@@ -120,24 +177,42 @@ class Monitor:
                 self._say()
 
     def _say(self) -> None:
-        if not sys.stderr.isatty():
-            now = self.record()
-            log().info("progress", **now.model_dump(include=SHOWN))
+        now = self._now()
+        if sys.stderr.isatty():
+            print("\r\x1b[2K" + progress_line(now), end="", file=sys.stderr, flush=True)
             return
-        left = self.target_step - (self.step or 0)
-        parts = [f"{100 * (self.step or 0) / self.target_step:5.1f} %", f"step {self.step}/{self.target_step}"]
-        if self.loss is not None:
-            parts.append(f"loss {self.loss:.4f}")
-        if self.tokens_per_second:
-            parts.append(f"{self.tokens_per_second:,.0f} tok/s")
-        if self.step_seconds:
-            parts.append(f"eta {_duration(left * self.step_seconds)}")
-        parts.append(self.clock.phase)
-        print("\r\x1b[2K" + "  ".join(parts), end="", file=sys.stderr, flush=True)
+        left = now.seconds_left(self.target_step)
+        percent = round(100 * (now.step or 0) / self.target_step, 2)
+        eta = None if left is None else round(left)
+        alarms = {"alarms": now.alarms} if now.alarms else {}
+        log().info("progress", **now.model_dump(include=SHOWN), percent=percent, eta_seconds=eta, **alarms)
+
+
+def progress_line(now: Progress) -> str:
+    """One line for a person; what is not known is left out."""
+    step, target = now.step or 0, now.target_step or 0
+    parts = [f"{100 * step / target:5.1f} %" if target else "", f"step {step:,}/{target:,}"]
+    if now.loss is not None:
+        parts.append(f"loss {now.loss:.4f}")
+    if now.tokens_per_second:
+        parts.append(f"{now.tokens_per_second:,.0f} tok/s")
+    if now.mfu is not None:
+        parts.append(f"MFU {100 * now.mfu:.1f} % ({REPORTED})")
+    if now.skipped_steps:
+        parts.append(f"{now.skipped_steps:,} skipped")
+    left = now.seconds_left(target)
+    if left is not None:
+        parts.append(f"eta {_duration(left)}")
+    parts.append(now.phase)
+    if now.alarms:
+        parts.append(f"ALARM {', '.join(now.alarms)}")
+    return "  ".join(part for part in parts if part)
 
 
 def _duration(seconds: float) -> str:
     minutes, hours = int(seconds) // 60 % 60, int(seconds) // 3600
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24:02d} h"
     if hours:
         return f"{hours} h {minutes:02d} m"
     return f"{minutes} m {int(seconds) % 60:02d} s" if minutes else f"{seconds:.0f} s"

@@ -17,7 +17,7 @@ from trainer.environment import GangEnvironment, prepare_jax
 from trainer.errors import ConfigurationError, ExitCode
 from trainer.hardware import device_type
 from trainer.log import log
-from trainer.progress import Monitor, PhaseClock
+from trainer.progress import Monitor, Pace, PhaseClock
 from trainer.recipe import Recipe
 from trainer.requests import Agreement, Requests
 from trainer.rundir.claims import Claim
@@ -76,7 +76,12 @@ class Process:
         watchdog = Watchdog(settings.hang_start_seconds, settings.hang_step_seconds, self._hung)
         watchdog.start()
         self.monitor = monitor = Monitor(
-            self.clock, settings.progress_seconds, self._put_progress, settings.target_step, line=self.rank == 0
+            self.clock,
+            settings.progress_seconds,
+            self._put_progress,
+            settings.target_step,
+            line=self.rank == 0,
+            pace=Pace(settings.commit_every, settings.evaluate_every),
         )
         if self.rank == 0:
             monitor.start()

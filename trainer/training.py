@@ -16,10 +16,11 @@ from trainer.departure import Departure, End
 from trainer.distributed import Gang, Termination
 from trainer.environment import GangEnvironment
 from trainer.evaluate import HeldOut, due, evaluate, has_result, write_result
+from trainer.flops import flops_per_token
 from trainer.log import log
 from trainer.loop import Loop
 from trainer.progress import Monitor
-from trainer.recipe import Model, Recipe
+from trainer.recipe import Recipe
 from trainer.requests import Agreement, Requests, follow
 from trainer.restore import Restored, Restorer
 from trainer.rundir.claims import Claim
@@ -89,6 +90,7 @@ class Training:
             save_seconds=restored.commit.save_seconds if restored.commit else 0.0,
             on_commit=self._committed,
             beat=self.watchdog.beat,
+            phase_seconds=self.monitor.clock.seconds,
         )
         if commit is not None:
             self._catch_up(commit, restored.state)
@@ -222,17 +224,3 @@ class Compilation:
         if self._error is not None:
             raise self._error
         return self._compiled
-
-
-def flops_per_token(model: Model, length: int) -> float:
-    """Floating-point operations of training per token: 6 per weight used, and attention over each layer's window."""
-    heads = model.n_heads * model.head_dim
-    attention = model.d_model * (2 * heads + 2 * model.n_kv_heads * model.head_dim)
-    weights = (
-        model.n_layers * (attention + 3 * model.d_model * model.mlp_hidden) + model.d_model * model.padded_vocab_size
-    )
-    seen = sum(
-        min(model.window(layer), length) if model.window(layer) > 0 else length for layer in range(model.n_layers)
-    )
-    # Scores and values: 2 · 2 · keys · width forward, three times that with backward; causal: half the keys.
-    return 6 * weights + 12 * heads * seen / 2

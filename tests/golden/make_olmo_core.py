@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.golden import inputs
 from tests.golden.answers import HERE, write_json
 from tests.golden.olmo_core_data import write_filter, write_order, write_packing
+from tests.golden.olmo_core_flops import write_flops
 
 EMBEDDING = "embeddings.weight"  # the pattern of the official scripts
 
@@ -341,7 +342,8 @@ def _plain(value: Any) -> Any:
 
 def main() -> None:
     torch.set_num_threads(1)
-    for write in (write_facts, write_schedules, write_filter, write_optimizer, write_order, write_packing, write_model):
+    parts = (write_facts, write_flops, write_schedules, write_filter, write_optimizer, write_order, write_packing)
+    for write in (*parts, write_model):
         write()
         print(f"{write.__name__}: done")
 

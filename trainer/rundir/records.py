@@ -215,14 +215,25 @@ class Progress(Record):
     target_step: int | None = None
     loss: float | None = None
     tokens_per_second: float | None = None
-    mfu: float | None = None
+    mfu: float | None = Field(default=None, description="of the last step, 0 to 1; causal (trainer/flops.py)")
     step_seconds: float | None = None
+    pace_seconds: float | None = Field(
+        default=None, description="per step: median of the last ones, and its share of saves and evaluations"
+    )
+    skipped_steps: int | None = Field(default=None, description="steps of this start that the spike rule left out")
     phase_seconds: dict[str, float] = Field(
         default_factory=dict, description="seconds spent in each phase by this start"
     )
     host_step_seconds: list[float] = Field(default_factory=list, description="last step per process")
+    alarms: tuple[str, ...] = Field(default=(), description="names of the alarms that nobody has acknowledged")
     beats: int = Field(description="counts up with every write: a reader watches it change on its own clock")
     time: float
+
+    def seconds_left(self, target_step: int) -> float | None:
+        """To `target_step` if nothing interrupts; None before the pace is known. Every ETA that is shown is this one."""
+        if self.step is None or self.pace_seconds is None:
+            return None
+        return max(0, target_step - self.step) * self.pace_seconds
 
 
 class ExitRecord(Record):
@@ -268,6 +279,9 @@ class CommitRecord(Record):
     fingerprint: str
     versions: dict[str, str]
     save_seconds: float
+    phase_seconds: dict[str, float] = Field(
+        default_factory=dict, description="seconds that the start had spent in each phase when it began this save"
+    )
     time: float
 
 
@@ -282,6 +296,48 @@ class StepLine(Frozen):
     ids: str = Field(description="hash of the instance ids that reached the devices, in batch order")
     data: str = Field(description="hash of the tokens that reached the devices")
     seconds: float
+    loading: float | None = Field(default=None, description="seconds that process 0 waited for the batch")
+
+
+class TrendPoint(Frozen):
+    """One held-out evaluation, and the training losses of the steps before it (trainer/metrics/memorisation.py)."""
+
+    step: int = Field(description="the state after this step was evaluated")
+    held_out: float = Field(description="its held-out loss")
+    first: int | None = Field(default=None, description="the losses are those of steps first..step; None: not known")
+    train: float | None = Field(default=None, description="their mean")
+
+
+class Trend(Record):
+    """trend/<n>.<k>/<step>.json: all points up to this commit, so that a start reads one object and no step logs."""
+
+    points: tuple[TrendPoint, ...]
+
+
+AlarmKind = Literal["memorisation", "coverage"]
+
+
+class Alarm(Record):
+    """alarms/<kind>-<n>.<k>-<step>.json: something is wrong with what is trained on. The run goes on; somebody must look."""
+
+    kind: AlarmKind
+    attempt: int
+    start: int
+    step: int
+    message: str
+    figures: dict[str, float] = Field(default_factory=dict)
+    time: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.attempt}.{self.start}-{self.step}"
+
+
+class AlarmSeen(Record):
+    """alarms/<name>.seen.json: somebody has looked at it."""
+
+    why: str
+    time: float
 
 
 Category = Literal[

@@ -13,12 +13,13 @@ from typing import Any, Self
 from trainer.errors import ConfigurationError
 from trainer.frozen import Frozen
 from trainer.recipe import Recipe
-from trainer.rundir import claims, lineage, steplog, submission
+from trainer.rundir import alarms, claims, lineage, steplog, submission
 from trainer.rundir.claims import Claim, ClaimStopped
 from trainer.rundir.documents import Documents
 from trainer.rundir.ledger import Ledger
 from trainer.rundir.opening import open_store
 from trainer.rundir.records import (
+    Alarm,
     AttemptSpec,
     CommitRecord,
     CommitRef,
@@ -285,6 +286,15 @@ class RunDirectory(Documents):
     def logged_steps(self, attempt: int, start: int) -> list[StepLine]:
         """Every line that start logged, also of steps it never committed."""
         return steplog.read_all(self, attempt, start)
+
+    # -- alarms
+
+    def open_alarms(self) -> tuple[str, ...]:
+        """Names of the alarms that nobody has acknowledged."""
+        return alarms.open_alarms(self)
+
+    def read_alarm(self, name: str) -> Alarm | None:
+        return self.read(alarms.key(name), Alarm)
 
     # -- the ledger
 
