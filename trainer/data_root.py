@@ -1,4 +1,4 @@
-"""Where token files lie: a folder or a gs:// prefix. Sizes and ranges of bytes, nothing else.
+"""Where token files lie: a folder or a gs:// prefix. Names, sizes and ranges of bytes, nothing else.
 
 The root is not part of the recipe: the same files under another root are the same data. Importable without JAX and
 without numpy, because the orchestrator measures files with it too.
@@ -34,11 +34,18 @@ class FileMissing(ConfigurationError):
     """There is no such file below the root. Certain."""
 
 
+class ShortRead(Exception):
+    """A store answered with another number of bytes than it was asked for, and has."""
+
+
 class DataRoot(Protocol):
     """Read access to the files of one root. Thread-safe."""
 
     uri: str
     read_threads: int
+
+    def files(self) -> dict[str, int]:
+        """Every file below the root and its bytes, by name; hidden ones left out. Raises StorageUnavailable."""
 
     def size(self, path: str) -> int:
         """Bytes of a file. Raises FileMissing, ConfigurationError when it may not be read, StorageUnavailable."""
@@ -70,6 +77,16 @@ class DiskRoot:
         if not self._folder.is_dir():
             what = "is a file, not a folder" if self._folder.exists() else "does not exist"
             raise ConfigurationError(f"{wording.root} {uri} {what}; {wording.where}")
+
+    def files(self) -> dict[str, int]:
+        found = {}
+        for folder, folders, names in os.walk(self._folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in names:
+                full = Path(folder, name)
+                if not name.startswith(".") and full.is_file():
+                    found[full.relative_to(self._folder).as_posix()] = full.stat().st_size
+        return dict(sorted(found.items()))
 
     def size(self, path: str) -> int:
         full = self._folder / path
@@ -139,19 +156,48 @@ class GcsRoot:
         self._bucket_name, self._prefix = bucket, prefix.rstrip("/")
         self._given_client = client
 
+    def files(self) -> dict[str, int]:
+        return {name: size for name, size in self.objects().items() if "/." not in f"/{name}"}
+
+    def objects(self, folder: str = "") -> dict[str, int]:
+        """Every object below `folder`, hidden ones too: its name from the root, and its bytes."""
+        start = f"{self._prefix}/" if self._prefix else ""
+        prefix = f"{start}{folder}/" if folder else start
+        blobs = self.retried(lambda: list(self._bucket.list_blobs(prefix=prefix)), folder)
+        found = {blob.name.removeprefix(start): int(blob.size) for blob in blobs if not blob.name.endswith("/")}
+        return dict(sorted(found.items()))
+
     def size(self, path: str) -> int:
-        blob = self._retried(lambda: self._bucket.get_blob(self._name(path)), path)
-        if blob is None:
+        size = self.size_or_none(path)
+        if size is None:
             raise FileMissing(f"{self._words.file} {path} is missing below {self.uri}")
-        return int(blob.size)
+        return size
+
+    def size_or_none(self, path: str) -> int | None:
+        """Bytes of a file, None if there is none."""
+        blob = self.retried(lambda: self._bucket.get_blob(self._name(path)), path)
+        return None if blob is None else int(blob.size)
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
         end = offset + len(buffer)
-        blob = self._bucket.blob(self._name(path))
-        data = self._retried(lambda: blob.download_as_bytes(start=offset, end=end - 1, retry=None), path, end)
-        if len(data) != len(buffer):
-            raise _ended(self._words, path, self.uri, end)
-        buffer[:] = data
+        blob = self.blob(path)
+
+        def read() -> None:
+            data = blob.download_as_bytes(start=offset, end=end - 1, retry=None)
+            if len(data) == len(buffer):
+                buffer[:] = data
+                return
+            # Either the file ends here, or what it has got lost on the way (a proxy, a connection that was closed).
+            found = self._bucket.get_blob(self._name(path))
+            if found is not None and int(found.size) < end:
+                raise _ended(self._words, path, self.uri, end)
+            raise ShortRead(f"{len(data)} bytes came instead of {len(buffer)}")
+
+        self.retried(read, path, end)
+
+    def blob(self, path: str) -> Any:
+        """The client's handle of a file, for writing it."""
+        return self._bucket.blob(self._name(path))
 
     def _name(self, path: str) -> str:
         return f"{self._prefix}/{path}".lstrip("/")
@@ -181,8 +227,8 @@ class GcsRoot:
                 raise ConfigurationError(f"{self._words.root} {self.uri}: {error}") from None
         return client.bucket(self._bucket_name)
 
-    def _retried(self, call: Any, path: str, end: int = 0) -> Any:
-        """`call()`, repeated while repeating can help. Reads are idempotent, so an unknown outcome is just repeated."""
+    def retried(self, call: Callable[[], Any], path: str, end: int = 0) -> Any:
+        """`call()`, repeated while repeating can help: for calls that may be repeated when their outcome is unknown."""
         import requests
         import tenacity
         from google.api_core import exceptions as api
@@ -195,6 +241,7 @@ class GcsRoot:
             TransportError,
             ConnectionError,
             TimeoutError,
+            ShortRead,
         )
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(passing),

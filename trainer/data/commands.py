@@ -1,16 +1,16 @@
-"""`python -m trainer data tokenize | bytes | examples | pack | check | order | audit`. Plain text when piped, a progress bar on a terminal.
+"""`python -m trainer data check | order | audit`, and what makes token files (commands_make.py). Plain text when piped, a
+progress bar on a terminal.
 
 Exit codes of `audit`: 0 clean, 1 a problem was found, 4 no such run. Other errors carry their own (trainer/errors.py).
 """
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from trainer.data import commands_make as make
+from trainer.data.bars import bar
 
 if TYPE_CHECKING:
     from trainer.data.audit import Comparison, RunCoverage
@@ -25,36 +25,8 @@ def data() -> None:
     """Tokenise text, build a data order's table, and audit what a run has read."""
 
 
-@data.command("bytes")
-@click.option("--source", required=True, help="`stdlib` (this Python's own sources), or a folder of text files.")
-@click.option(
-    "--out", required=True, type=click.Path(path_type=Path), help="Folder for NAME-train.bin, NAME-heldout.bin."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def write_bytes(source: str, out: Path, as_json: bool) -> None:
-    """Write text as token files, one token per byte, split into training and held-out documents."""
-    from trainer.data import byte_tokens as tokens
-
-    total = len(tokens.documents(source))
-    with _bar("tokenising", total) as progress:
-        made = tokens.tokenize(source, out, progress)
-    if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "dtype": tokens.DTYPE,
-                    "eos_id": tokens.EOS,
-                    "files": [
-                        {"path": str(f.path), "documents": f.documents, "tokens": f.tokens, "written": f.written}
-                        for f in made
-                    ],
-                }
-            )
-        )
-        return
-    for file in made:
-        state = "written" if file.written else "already there, the same"
-        click.echo(f"{file.path}: {file.documents:,} documents, {file.tokens:,} tokens ({tokens.DTYPE}), {state}")
+for command in (make.tokenize, make.write_bytes, make.examples, make.pack):
+    data.add_command(command)
 
 
 @data.command()
@@ -74,53 +46,6 @@ def check(reference: str, data_root: str, overrides: tuple[str, ...]) -> None:
     where = "none of them in the training files" if whole else "none of them in a sample of the training files"
     click.echo(
         f"{recipe.instances:,} training instances in {len(recipe.data.files):,} files; {held_out:,} held out, {where}"
-    )
-
-
-@data.command()
-@click.option("--recipe", "reference", required=True, help="Recipe name or file, one like sft.")
-@click.option(
-    "--source",
-    "sources",
-    required=True,
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="JSON lines with prompt and response.",
-)
-@click.option("--tokenizer", default="bytes", show_default=True, help="`bytes`, or the path of a tokenizer.json.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder below which the file is written.")
-def examples(reference: str, sources: tuple[Path, ...], tokenizer: str, out: Path) -> None:
-    """Write prompts and responses as tokens, the prompts marked as no targets. Then pack them."""
-    from trainer.data.examples import open_tokenizer, write_examples
-    from trainer.recipe import load
-
-    made = write_examples(load(reference), list(sources), open_tokenizer(tokenizer), out)
-    click.echo(f"{made.path}: {made.examples:,} examples, {made.tokens:,} tokens, {made.targets:,} of them targets")
-
-
-@data.command()
-@click.option("--recipe", "reference", required=True, help="Recipe name or file, one with data.packing.")
-@click.option("--data-root", required=True, help="Folder or gs:// prefix of the sources.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the packed files.")
-@click.option("--processes", default=1, show_default=True, type=click.IntRange(1), help="Groups packed at a time.")
-@click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Recipe override.")
-def pack(reference: str, data_root: str, out: Path, processes: int, overrides: tuple[str, ...]) -> None:
-    """Pack whole documents into instances of the recipe's length, and write them as its token files.
-
-    Needs memory for two copies of a group's files per process. What is there already is left alone.
-    """
-    from trainer.data.packing import write_packed
-    from trainer.recipe import load, parse_overrides
-
-    recipe = load(reference, parse_overrides(overrides))
-    with _bar("packing", len(recipe.data.files)) as progress:
-        made = list(write_packed(recipe, data_root, out, processes, progress))
-    instances = sum(one.instances for one in made)
-    padding = sum(one.padding for one in made) / (instances * recipe.sequence_length)
-    click.echo(
-        f"{len(made):,} files below {out}: {instances:,} instances of {recipe.sequence_length:,} tokens, "
-        f"{sum(one.documents for one in made):,} documents ({sum(one.cut_documents for one in made):,} cut), "
-        f"{padding:.3%} padding"
     )
 
 
@@ -169,7 +94,7 @@ def audit(
     try:
         rundir = _open(run_directory)
         other = _open(against) if against else None
-        with _bar("auditing", None) as advance:
+        with bar("auditing", None) as advance:
             coverage = audit_run(rundir, lambda done, total: advance(done, total), data_root)
         comparison = compare(rundir, other) if other else None
     except NoSuchRun as error:
@@ -264,17 +189,3 @@ def _run_and_recipe(
     if stored is None:
         raise ConfigurationError(f"{uri} has no recipe.json yet; give --recipe and --data-root")
     return rundir, stored.recipe
-
-
-@contextmanager
-def _bar(what: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """A function to call with (done) or (done, total); it draws a bar on a terminal and does nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda done, total=None: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda done, total=total: bars.update(task, completed=done, total=total)
