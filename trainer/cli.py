@@ -13,6 +13,7 @@ SUBCOMMANDS = {
     "evaluate": ("trainer.commands", "evaluate", "Held-out loss of a committed step; changes nothing."),
     "convert": ("trainer.convert", "convert", "Weights from and to Hugging Face's and OLMo-core's formats."),
     "parity": ("trainer.parity.commands", "parity", "Our model's predictions beside those of Hugging Face's."),
+    "preflight": ("trainer.preflight.command", "preflight", "Compile the step for a TPU slice, without one."),
     "data": ("trainer.data.commands", "data", "Tokenise, order and audit data."),
 }
 

@@ -1,0 +1,99 @@
+"""Communication between devices in one step: kinds, bytes, and what the schedule does meanwhile."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from trainer.preflight.executions import Executions
+from trainer.preflight.hlo import Computation, Instruction
+
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "ragged-all-to-all")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective, executed `times` a step."""
+
+    kind: str
+    dtype: str
+    bytes: int  # of one execution and device: the whole array that is gathered, or that is summed
+    times: int
+    asynchronous: bool
+    cycles_meanwhile: float  # TensorCore work that the schedule puts between its start and its end, per execution
+
+
+def collectives(executions: Executions, cycles_of: dict[str, float]) -> list[Collective]:
+    """All of the step. `cycles_of` is the TensorCore's work of one execution of each scheduled instruction."""
+    found = []
+    threads = {name: executions.module.computations[name].thread for name in executions.counts}
+    offloaded = _starts(executions)
+    for computation, instruction, times in executions.scheduled():
+        kind = instruction.opcode.removesuffix("-start")
+        if kind not in KINDS:
+            continue
+        asynchronous, meanwhile = instruction.opcode.endswith("-start"), 0.0
+        if asynchronous:
+            meanwhile = _between(computation, instruction, cycles_of)
+        elif threads[computation.name]:
+            asynchronous = True
+            caller = offloaded.get(computation.name)
+            meanwhile = _between(*caller, cycles_of) if caller else 0.0
+        whole = _whole(computation, instruction, kind)
+        found.append(Collective(kind, whole[0], whole[1], times, asynchronous, meanwhile))
+    return found
+
+
+def _whole(computation: Computation, instruction: Instruction, kind: str) -> tuple[str, int]:
+    """dtype and bytes of the arrays: outputs of what gathers, inputs of what sums or moves."""
+    if kind == "all-gather" and not instruction.opcode.endswith("-start"):
+        arrays = instruction.arrays
+    elif kind == "all-gather":
+        arrays = instruction.arrays[len(instruction.arrays) // 2 :]  # (inputs, outputs)
+    else:
+        arrays = tuple(a for name in instruction.operands for a in computation.instructions[name].arrays)
+    return arrays[0].dtype, sum(a.bytes for a in arrays)
+
+
+def _starts(executions: Executions) -> dict[str, tuple[Computation, Instruction]]:
+    """The instruction that starts each offloaded computation, and where it stands."""
+    return {
+        name: (computation, instruction)
+        for computation, instruction, _ in executions.scheduled()
+        if instruction.opcode in ("call-start", "async-start")
+        for name in instruction.called("calls", "to_apply", "called_computations")
+    }
+
+
+def _between(computation: Computation, start: Instruction, cycles_of: dict[str, float]) -> float:
+    """Work between a start and the -done that ends it."""
+    waited, open_names = 0.0, {start.name}
+    order = list(computation.instructions.values())
+    at = next(i for i, instruction in enumerate(order) if instruction.name == start.name)
+    for instruction in order[at + 1 :]:
+        if open_names & set(instruction.operands):
+            if instruction.opcode.endswith("-done"):
+                return waited
+            if instruction.opcode.endswith("-update"):
+                open_names.add(instruction.name)
+        waited += cycles_of.get(instruction.name, 0.0)
+    return waited
+
+
+def by_kind(found: list[Collective]) -> list[dict[str, object]]:
+    """Rows of a table: kind and dtype, executions, bytes per step, the asynchronous share of them, work meanwhile."""
+    groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
+    for item in found:
+        groups[item.kind, item.dtype].append(item)
+    rows = []
+    for (kind, dtype), items in groups.items():
+        total = sum(c.bytes * c.times for c in items)
+        rows.append(
+            {
+                "kind": kind,
+                "dtype": dtype,
+                "executions": sum(c.times for c in items),
+                "bytes": total,
+                "asynchronous_bytes": sum(c.bytes * c.times for c in items if c.asynchronous),
+                "cycles_meanwhile": round(sum(c.cycles_meanwhile * c.times for c in items)),
+            }
+        )
+    return sorted(rows, key=lambda row: -int(str(row["bytes"])))

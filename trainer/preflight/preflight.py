@@ -1,0 +1,109 @@
+"""Compile one plan of a recipe in a subprocess and account for it; from the cache where it was done before. No JAX."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from trainer.errors import ConfigurationError
+from trainer.hardware import DeviceType, device_type
+from trainer.plan import Plan
+from trainer.preflight import cache
+from trainer.preflight.accounting import Report, account
+from trainer.preflight.cycles import CLOCK
+from trainer.recipe import Recipe
+
+
+def preflight(
+    recipe: Recipe,
+    plan: Plan,
+    compiler_options: dict[str, str] | None = None,
+    keep_text: Path | None = None,
+    fresh: bool = False,
+    timeout: float = 3600,
+) -> Report:
+    """The report of `plan`. Takes minutes and gigabytes unless it is cached (`fresh` does not look).
+
+    `keep_text` is where the optimised program is copied to. Raises ConfigurationError where no TPU compiler is
+    installed, or none knows the device type.
+    """
+    kind = device_type(plan.device_type)
+    _check(kind)
+    options, installed = compiler_options or {}, cache.versions()
+    key = cache.program(recipe, plan, options, installed)
+    found = None if fresh or keep_text else cache.find(key)
+    if found is not None:
+        return found
+    with tempfile.TemporaryDirectory(prefix="untildone-preflight-") as out:
+        outcome = _work(recipe, plan, options, Path(out), timeout)
+        program = Path(out) / "program.hlo"
+        text = program.read_text() if program.is_file() else None
+        if keep_text and text is not None:
+            shutil.copy(program, keep_text)
+    common = {
+        "recipe": recipe.name,
+        "plan": plan.model_dump(mode="json"),
+        "compiler_options": options,
+        "versions": installed,
+        "program": key,
+    }
+    report = account(recipe, plan, kind, outcome, text, common)
+    if outcome.get("final", True):
+        cache.keep(report)
+    return report
+
+
+def _check(kind: DeviceType) -> None:
+    if kind.family not in CLOCK:
+        raise ConfigurationError(
+            f"device {kind.name!r}: preflight compiles for {', '.join(CLOCK)}; choose a slice of one of them"
+        )
+    if importlib.util.find_spec("libtpu") is None and "TPU_LIBRARY_PATH" not in os.environ:
+        raise ConfigurationError(
+            "preflight needs the TPU compiler, libtpu, which runs on any x86-64 Linux: pip install 'jax[tpu]', "
+            "or name the library in TPU_LIBRARY_PATH"
+        )
+
+
+def _work(recipe: Recipe, plan: Plan, options: dict[str, str], out: Path, timeout: float) -> dict:
+    from trainer.preflight.worker import ENVIRONMENT
+
+    request = out / "request.json"
+    request.write_text(
+        json.dumps(
+            {
+                "recipe": recipe.model_dump(mode="json"),
+                "plan": plan.model_dump(mode="json"),
+                "compiler_options": options,
+                "out": str(out),
+            }
+        )
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")}
+    command = [sys.executable, "-m", "trainer.preflight.worker", str(request)]
+    errors = out / "stderr"
+    root = Path(__file__).parent.parent.parent
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    with errors.open("w") as stderr:
+        process = subprocess.Popen(
+            command, env={**environment, **ENVIRONMENT, "PYTHONPATH": path}, stdout=stderr, stderr=stderr, cwd=out
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise ConfigurationError(
+                f"preflight of {plan.device_type}: not compiled within {timeout:.0f} s; give it more with --timeout"
+            ) from None
+        finally:
+            process.kill()
+            process.wait()
+    done = out / "compiled.json"
+    if done.is_file():
+        return json.loads(done.read_text())
+    tail = " ".join(line for line in errors.read_text(errors="replace").splitlines()[-3:])
+    message = f"the compiler's process ended with code {code}: {tail}"
+    return {"error": message, "compile_seconds": 0.0, "memory": {}, "final": False}

@@ -1,0 +1,103 @@
+"""`python -m trainer.preflight.worker REQUEST`: lowers and compiles one train step for a slice that is not here.
+
+A process of its own: the compiler takes gigabytes and may abort, and its environment must be set before JAX is
+imported (`ENVIRONMENT`). REQUEST names a JSON file {"recipe", "plan", "compiler_options", "out"}; the worker writes
+OUT/program.hlo and OUT/compiled.json.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",  # do not ask a metadata server that only a TPU host has
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes may compile at once
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
+
+def main(request: Path) -> None:
+    """Compile what `request` asks for; the outcome, an error of the compiler included, goes to OUT/compiled.json."""
+    from trainer.plan import Plan
+    from trainer.recipe import Recipe
+
+    asked = json.loads(request.read_text())
+    recipe, plan = Recipe.parse(asked["recipe"], "recipe"), Plan.parse(asked["plan"], "plan")
+    out = Path(asked["out"])
+    outcome = compile_step(recipe, plan, asked["compiler_options"], out / "program.hlo")
+    (out / "compiled.json").write_text(json.dumps(outcome))
+
+
+def compile_step(recipe: Any, plan: Any, compiler_options: dict[str, str], text: Path) -> dict[str, Any]:
+    """{"error", "lower_seconds", "compile_seconds", "memory"}; `error` is the compiler's message, or None."""
+    import jax
+
+    from trainer.step import make_train_step
+
+    began = time.monotonic()
+    mesh = mesh_for(plan)
+    lowered = make_train_step(recipe, plan, mesh).lower(*abstract_arguments(recipe, plan, mesh))
+    outcome: dict[str, Any] = {"error": None, "lower_seconds": time.monotonic() - began, "memory": {}}
+    began = time.monotonic()
+    try:
+        compiled = lowered.compile(compiler_options=compiler_options or None)
+    except jax.errors.JaxRuntimeError as error:
+        return outcome | {"error": str(error), "compile_seconds": time.monotonic() - began}
+    outcome["compile_seconds"] = time.monotonic() - began
+    stats = compiled.memory_analysis()
+    outcome["memory"] = {
+        name.removesuffix("_in_bytes"): getattr(stats, name) for name in dir(stats) if name.endswith("_in_bytes")
+    }
+    text.write_text(_whole_text(compiled))
+    return outcome
+
+
+def mesh_for(plan: Any) -> Any:
+    """The mesh of the plan over the devices of its slices, of which none need be here."""
+    from jax.experimental import topologies
+
+    from trainer.hardware import device_type
+    from trainer.sharding import mesh_of
+
+    kind = device_type(plan.device_type)
+    several = {"num_slices": plan.slices} if plan.slices > 1 else {}
+    topology = topologies.get_topology_desc(f"{kind.family}:{kind.topology}", "tpu", **several)
+    return mesh_of(topology.devices)
+
+
+def abstract_arguments(recipe: Any, plan: Any, mesh: Any) -> tuple[Any, Any]:
+    """State and batch as shapes with shardings."""
+    import jax
+    import jax.numpy as jnp
+
+    from trainer.sharding import batch_shardings
+    from trainer.step import abstract_state
+
+    rows, shardings = plan.data_parallel * plan.micro_batch, batch_shardings(mesh)
+    shapes = {
+        "tokens": ((plan.accumulation, rows, recipe.sequence_length), jnp.int32),
+        "ids": ((plan.accumulation, rows, 2), jnp.uint32),
+    }
+    batch = {
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=shardings[name]) for name, (shape, dtype) in shapes.items()
+    }
+    return abstract_state(recipe, mesh), batch
+
+
+def _whole_text(compiled: Any) -> str:
+    """The optimised program with its constants written out: the masks of the attention kernels are among them."""
+    from jaxlib import _hlo
+
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = True
+    options.print_metadata = True
+    options.print_backend_config = True
+    return "\n".join(module.to_string(options) for module in compiled.runtime_executable().hlo_modules())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
