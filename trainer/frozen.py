@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from typing import Any, Self, get_origin
+from typing import Any, ClassVar, Literal, Self, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -13,6 +13,7 @@ class Frozen(BaseModel):
     """Immutable model; equal content means equal canonical JSON."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+    unknown_fields: ClassVar[Literal["forbid", "ignore"]] = "forbid"  # of what is read, nested parts included
 
     def canonical(self) -> bytes:
         """The one byte form of this document: sorted keys, no spaces, UTF-8."""
@@ -26,8 +27,8 @@ class Frozen(BaseModel):
         """
         try:
             if isinstance(data, (bytes, str)):
-                return cls.model_validate_json(data)
-            return cls.model_validate(data)
+                return cls.model_validate_json(data, extra=cls.unknown_fields)
+            return cls.model_validate(data, extra=cls.unknown_fields)
         except ValidationError as error:
             raise ConfigurationError(f"{source}: {explain_validation(error, cls)}") from None
 

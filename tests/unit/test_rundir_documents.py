@@ -1,5 +1,6 @@
 """The other documents: recipe and init, the step log, the ledger, starts and their ends."""
 
+import json
 import math
 import random
 import struct
@@ -18,7 +19,18 @@ from trainer import recipe as recipes
 from trainer.errors import ConfigurationError, Damaged, StorageUnavailable, TrainerError
 from trainer.recipe import Recipe
 from trainer.rundir.disk import DiskStore
-from trainer.rundir.records import ExitRecord, InitRecord, Progress, StepLine
+from trainer.rundir.records import (
+    AttemptSpec,
+    ExitRecord,
+    Head,
+    InitRecord,
+    Owner,
+    Progress,
+    RecipeRecord,
+    Report,
+    Request,
+    StepLine,
+)
 from trainer.rundir.rundir import RunDirectory, differences
 from trainer.settings import InitFrom
 
@@ -300,3 +312,22 @@ def test_a_bucket_that_does_not_answer_at_once_is_waited_for(monkeypatch: pytest
     answers[:] = [StorageUnavailable("503")]
     with pytest.raises(StorageUnavailable):
         RunDirectory.open("gs://bucket/run", patience_seconds=0)
+
+
+REPORTS = (*Report.__subclasses__(), StepLine)
+ORDERS = (Head, RecipeRecord, AttemptSpec, Request, Owner)
+
+
+def test_reports_of_a_newer_trainer_are_read_and_newer_orders_refused() -> None:
+    """Trainer and orchestrator are upgraded one after the other; an order is obeyed as a whole or not at all."""
+    assert {"CommitRecord", "Progress", "StartRecord", "ExitRecord"} <= {kind.__name__ for kind in REPORTS}
+    ref = {"attempt": 1, "start": 1, "step": 4}
+    for kind in REPORTS:
+        with pytest.raises(ConfigurationError) as refused:
+            kind.parse({"phase_moon": 1}, "x")
+        assert "phase_moon" not in str(refused.value)
+    line = {"step": 1, "loss": 1.0, "grad_norm": 1.0, "lr": 0.1, "skipped": False, "ids": "", "data": "", "seconds": 1}
+    assert StepLine.parse(json.dumps(line | {"later": [1]}), "x") == StepLine.parse(line, "x")
+    for kind in ORDERS:
+        with pytest.raises(ConfigurationError, match="phase_moon: unknown field"):
+            kind.parse({"phase_moon": 1} | ref, "x")

@@ -1,6 +1,8 @@
 """The documents of the run directory, one model each (docs/run-directory.md says who writes which, and when).
 
 Every document carries `version`. A reader that meets a higher one stops: it may not guess what it does not know.
+Of what a trainer reports, fields that the reader does not know are left out: trainer and orchestrator are upgraded one
+after the other. An order (HEAD, a spec, a recipe) is obeyed as a whole or refused.
 Times are UNIX seconds, for people; nothing is ever decided by comparing them.
 """
 
@@ -44,6 +46,12 @@ def newer_version(data: bytes) -> int | None:
     except (ValueError, AttributeError):
         return None
     return version if isinstance(version, int) and version > VERSION else None
+
+
+class Report(Record):
+    """A document in which a trainer tells what it did."""
+
+    unknown_fields = "ignore"
 
 
 class CommitRef(Frozen):
@@ -114,7 +122,7 @@ class Request(Record):
     time: float
 
 
-class RequestDone(Record):
+class RequestDone(Report):
     """requests/<id>.done.json: rank 0's answer."""
 
     attempt: int
@@ -176,7 +184,7 @@ class Submitted(Record):
     gang_uid: str
 
 
-class StartRecord(Record):
+class StartRecord(Report):
     """attempts/<n>/<k>/start.json: written by rank 0 right after its claim."""
 
     attempt: int
@@ -206,7 +214,7 @@ class SetAside(Record):
 Phase = Literal["Starting", "Restoring", "Compiling", "Training", "Evaluating", "Saving", "Exiting", "Done"]
 
 
-class Progress(Record):
+class Progress(Report):
     """attempts/<n>/<k>/progress.json, or before the claim attempts/<n>/pods/<uid>/progress.json. Overwritten."""
 
     phase: Phase
@@ -236,7 +244,7 @@ class Progress(Record):
         return max(0, target_step - self.step) * self.pace_seconds
 
 
-class ExitRecord(Record):
+class ExitRecord(Report):
     """attempts/<n>/<k>/exit.json (or under pods/<uid>/ before the claim): why a process ended, as it saw it."""
 
     code: int
@@ -267,7 +275,7 @@ class StepLogFile(Frozen):
     crc32c: int
 
 
-class CommitRecord(Record):
+class CommitRecord(Report):
     """commits/<n>.<k>/<step>.json: a checkpoint exists for readers only if HEAD reaches this."""
 
     ref: CommitRef
@@ -287,6 +295,8 @@ class CommitRecord(Record):
 
 class StepLine(Frozen):
     """One line of the step log, written when step `step` completed (it used batch step-1)."""
+
+    unknown_fields = "ignore"
 
     step: int
     loss: float = Field(description="cross entropy, mean over the global batch, exactly the float32 that was computed")
@@ -308,7 +318,7 @@ class TrendPoint(Frozen):
     train: float | None = Field(default=None, description="their mean")
 
 
-class Trend(Record):
+class Trend(Report):
     """trend/<n>.<k>/<step>.json: all points up to this commit, so that a start reads one object and no step logs."""
 
     points: tuple[TrendPoint, ...]
@@ -317,7 +327,7 @@ class Trend(Record):
 AlarmKind = Literal["memorisation", "coverage"]
 
 
-class Alarm(Record):
+class Alarm(Report):
     """alarms/<kind>-<n>.<k>-<step>.json: something is wrong with what is trained on. The run goes on; somebody must look."""
 
     kind: AlarmKind
