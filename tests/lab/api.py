@@ -1,10 +1,11 @@
 """A small client of the Kubernetes API for the lab and its tests: JSON in, JSON out, no models.
 
 Paths are the API's own (`/api/v1/nodes`); `path_of` gives them for whole objects. Not a client for the product: it
-does not retry, refresh credentials or know discovery.
+does not refresh credentials or know discovery.
 """
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ STRATEGIC = "application/strategic-merge-patch+json"
 APPLY = "application/apply-patch+yaml"
 FIELD_MANAGER = "lab"
 TIMEOUT = urllib3.Timeout(connect=5.0, read=30.0)
+BUSY_SECONDS = 20.0
 
 Object = dict[str, Any]
 
@@ -55,15 +57,22 @@ class Api:
         kind: str = JSON,
         **query: str | bool,
     ) -> Object:
-        """One call. Raises ApiError for every answer but success, urllib3's HTTPError when there is none."""
-        response = self._pool.request(
-            method,
-            self.server + path + _query(query),
-            headers={**self._headers, "Content-Type": kind},
-            body=body if isinstance(body, str) else None if body is None else json.dumps(body),
-            timeout=TIMEOUT,
-        )
-        return _checked(response)
+        """One call. Raises ApiError for every answer but success, urllib3's HTTPError when there is none.
+
+        Asked again, as every client of Kubernetes does, where the answer is 429: too busy, or just come up.
+        """
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            response = self._pool.request(
+                method,
+                self.server + path + _query(query),
+                headers={**self._headers, "Content-Type": kind},
+                body=body if isinstance(body, str) else None if body is None else json.dumps(body),
+                timeout=TIMEOUT,
+            )
+            if response.status != 429 or time.monotonic() > deadline:
+                return _checked(response)
+            time.sleep(0.5)
 
     def get(self, path: str) -> Object:
         """The object, or for a collection the list."""
