@@ -1,15 +1,31 @@
 """One lab for all tests of this folder: a real control plane whose pods are real processes."""
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.lab.api import Api
+from tests.lab.components import unshare
 from tests.lab.lab import Lab
 from tests.lab.queues import install_queue
 from tests.support.lab_objects import wait
+
+
+@pytest.fixture(scope="session", autouse=True)
+def namespaces() -> None:
+    """What containers need of this machine. Where it is refused, as inside many containers, no test here can run."""
+    try:
+        command = [*unshare("--mount", "--uts"), "sh", "-c", "mount -t tmpfs tmpfs /run && hostname lab"]
+        tried = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    except OSError as error:
+        pytest.skip(f"NOT TESTED on a control plane: {error}")
+    if tried.returncode:
+        pytest.skip(
+            f"NOT TESTED on a control plane: {' '.join(command[:4])} is not allowed here: {tried.stdout.strip()}"
+        )
 
 
 @pytest.fixture(scope="session")
