@@ -80,12 +80,19 @@ def _listing(files: list[str]) -> dict[str, Any]:
 
 
 def _loader(dataset: NumpyDatasetBase, folder: Path, world: int, rank: int) -> NumpyFSLDataLoader:
+    return loader(dataset, folder, inputs.MIX_BATCH * inputs.MIX_LENGTH, inputs.MIX_SEED, inputs.PAD, world, rank)
+
+
+def loader(
+    dataset: NumpyDatasetBase, folder: Path, batch_tokens: int, seed: int, pad: int, world: int, rank: int
+) -> NumpyFSLDataLoader:
+    """One rank's loader."""
     return NumpyFSLDataLoader(
         dataset,
-        collator=DataCollator(pad_token_id=inputs.PAD),
-        global_batch_size=inputs.MIX_BATCH * inputs.MIX_LENGTH,
+        collator=DataCollator(pad_token_id=pad),
+        global_batch_size=batch_tokens,
         work_dir=folder / f"{world}.{rank}",
-        seed=inputs.MIX_SEED,
+        seed=seed,
         dp_world_size=world,
         dp_rank=rank,
         num_threads=2,
@@ -93,8 +100,11 @@ def _loader(dataset: NumpyDatasetBase, folder: Path, world: int, rank: int) -> N
 
 
 def _read(dataset: NumpyDatasetBase, folder: Path, world: int, rank: int, epoch: int) -> dict[str, Any]:
+    return read_batches(_loader(dataset, folder, world, rank), world, epoch)
+
+
+def read_batches(loader: NumpyFSLDataLoader, world: int, epoch: int) -> dict[str, Any]:
     """Every batch of one rank: instance ids, and a hash over all tokens in the order they came."""
-    loader = _loader(dataset, folder, world, rank)
     loader.reshuffle(epoch=epoch)
     ids, tokens = [], hashlib.sha256()
     for batch in loader:

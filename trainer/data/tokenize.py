@@ -113,6 +113,7 @@ def begin(output: Output, job: Job) -> Made | None:
                 f"--out {output.uri}: {MADE} says all is there, but {wrong[0]} is missing or changed "
                 f"({len(wrong)} of {len(made.files)} files); remove {MADE} and the part files, and run this again"
             )
+        output.remove(SCRATCH)  # where the last one was killed before it did
         return made
     if output.size(JOB) is not None:
         _same_job(output, Job.parse(output.read(JOB), JOB), job)
