@@ -38,8 +38,14 @@ def collectives(executions: Executions, cycles_of: dict[str, float]) -> list[Col
             caller = offloaded.get(computation.name)
             meanwhile = _between(*caller, cycles_of) if caller else 0.0
         whole = _whole(computation, instruction, kind)
-        found.append(Collective(kind, whole[0], whole[1], times, asynchronous, meanwhile))
+        found.append(Collective(_as(kind, instruction), whole[0], whole[1], times, asynchronous, meanwhile))
     return found
+
+
+def _as(kind: str, instruction: Instruction) -> str:
+    """The kind, and what was asked for where XLA does something else: a gather may become an all-reduce of zeros."""
+    asked = instruction.op_name.rpartition("/")[2].replace("_", "-")
+    return f"{kind} for {asked}" if asked in KINDS and asked != kind else kind
 
 
 def _whole(computation: Computation, instruction: Instruction, kind: str) -> tuple[str, int]:
