@@ -73,9 +73,12 @@ def test_a_loop_runs_from_its_start_to_its_bound() -> None:
     assert (only.flops, only.times) == (2 * 8 * 16 * 16, 5)
 
 
-def test_a_loop_that_does_not_count_up_is_refused() -> None:
+def test_products_in_a_loop_of_unknown_length_are_refused_and_other_such_loops_named() -> None:
+    unknown = small(direction="NE")
     with pytest.raises(hlo.HloError, match="not a counter below a bound"):
-        Executions(hlo.parse(small(direction="NE")))
+        Executions(hlo.parse(unknown))
+    harmless = Executions(hlo.parse(unknown.replace("convolution(%x, %w), dim_labels=bf_io->bf", "add(%x, %x)")))
+    assert (harmless.counts["body"], harmless.uncounted) == (1, ["loop"])
 
 
 def test_text_that_is_no_program_is_refused() -> None:

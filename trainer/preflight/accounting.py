@@ -54,6 +54,7 @@ class Report:
     largest: list[dict[str, Any]] = field(default_factory=list)
     recomputed: list[dict[str, Any]] = field(default_factory=list)
     attention: list[dict[str, Any]] = field(default_factory=list)
+    uncounted_loops: list[str] = field(default_factory=list)  # their length depends on data; taken to run once
 
     def to_json(self) -> dict[str, Any]:
         body = asdict(self)
@@ -115,6 +116,7 @@ def account(
         largest=[asdict(b) for b in buffers.largest(executions)],
         recomputed=_recomputed(executions, products),
         attention=_kernels(attention),
+        uncounted_loops=executions.uncounted,
     )
 
 

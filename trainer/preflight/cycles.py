@@ -9,9 +9,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from trainer.preflight import kernels as pallas
-from trainer.preflight.executions import Executions
+from trainer.preflight.executions import Executions, contains_matmul
 from trainer.preflight.hlo import Frame, Instruction, Module
-from trainer.preflight.matmuls import contains_matmul
 
 CLOCK = {"tpu7x": 2.2e9, "v5p": 1.75e9}  # Hz of a TensorCore
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from trainer.preflight.hlo import Computation, HloError, Instruction, Module
 
+PRODUCTS = ("convolution", "dot")
 _SEQUENCED = {"call", "call-start", "async-start", "conditional"}
 _THROUGH = {
     "copy",
@@ -17,12 +18,18 @@ _THROUGH = {
 }
 
 
+def contains_matmul(module: Module, instruction: Instruction) -> bool:
+    """Whether it is a matrix product, or a fusion around one."""
+    return instruction.opcode in PRODUCTS or any(i.opcode in PRODUCTS for _, i in module.inside(instruction))
+
+
 class Executions:
     """`counts[name]` of every computation that is scheduled for itself; fused ones run with their fusion."""
 
     def __init__(self, module: Module) -> None:
         self.module = module
         self.counts: dict[str, int] = {}
+        self.uncounted: list[str] = []  # whiles whose length the data decides: taken to run once
         self._callers: dict[str, tuple[Computation, Instruction]] = {}  # of the bodies of whiles
         self._add(module.entry, 1)
 
@@ -32,11 +39,22 @@ class Executions:
             if instruction.opcode == "while":
                 (body,) = instruction.called("body")
                 self._callers[body] = (computation, instruction)
-                self._add(self.module.computations[body], times * self.trips(computation, instruction))
+                self._add(self.module.computations[body], times * self._trips_or_one(computation, instruction))
             elif instruction.opcode in _SEQUENCED:
                 kinds = ("calls", "to_apply", "called_computations", "branch_computations")
                 for name in instruction.called(*kinds):
                     self._add(self.module.computations[name], times)
+
+    def _trips_or_one(self, computation: Computation, loop: Instruction) -> int:
+        try:
+            return self.trips(computation, loop)
+        except HloError:
+            body = self.module.computations[loop.called("body")[0]]
+            for instruction in body.instructions.values():
+                if "tpu_custom_call" in instruction.attributes or contains_matmul(self.module, instruction):
+                    raise
+            self.uncounted.append(loop.op_name or loop.name)
+            return 1
 
     def scheduled(self) -> Iterator[tuple[Computation, Instruction, int]]:
         """Every instruction that runs for itself, and how often."""

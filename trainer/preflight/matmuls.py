@@ -4,8 +4,8 @@ import math
 import re
 from dataclasses import dataclass
 
-from trainer.preflight.executions import Executions
-from trainer.preflight.hlo import Computation, HloError, Instruction, Module
+from trainer.preflight.executions import PRODUCTS, Executions
+from trainer.preflight.hlo import Computation, HloError, Instruction
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,12 @@ def matmuls(executions: Executions) -> list[Matmul]:
     """All of them that run on the TensorCore."""
     found = []
     for computation, scheduled, times in executions.scheduled():
-        if scheduled.opcode in ("convolution", "dot"):
+        if scheduled.opcode in PRODUCTS:
             found.append(Matmul(scheduled, scheduled, flops(computation, scheduled), times))
         for inside, inner in executions.module.inside(scheduled):
-            if inner.opcode in ("convolution", "dot"):
+            if inner.opcode in PRODUCTS:
                 found.append(Matmul(inner, scheduled, flops(inside, inner), times))
     return found
-
-
-def contains_matmul(module: Module, instruction: Instruction) -> bool:
-    """Whether it is a matrix product, or a fusion around one."""
-    products = ("convolution", "dot")
-    return instruction.opcode in products or any(i.opcode in products for _, i in module.inside(instruction))
 
 
 def flops(computation: Computation, product: Instruction) -> int:

@@ -1,5 +1,6 @@
 """Compile one plan of a recipe in a subprocess and account for it; from the cache where it was done before. No JAX."""
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -7,6 +8,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainer.errors import ConfigurationError
@@ -38,7 +41,7 @@ def preflight(
     found = None if fresh or keep_text else cache.find(key)
     if found is not None:
         return found
-    with tempfile.TemporaryDirectory(prefix="untildone-preflight-") as out:
+    with _one_at_a_time(), tempfile.TemporaryDirectory(prefix="untildone-preflight-") as out:
         outcome = _work(recipe, plan, options, Path(out), timeout)
         program = Path(out) / "program.hlo"
         text = program.read_text() if program.is_file() else None
@@ -55,6 +58,19 @@ def preflight(
     if outcome.get("final", True):
         cache.keep(report)
     return report
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """A compilation takes gigabytes and all cores: those of one user on one machine wait for each other."""
+    cache.folder().mkdir(parents=True, exist_ok=True)
+    with (cache.folder() / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print("preflight: waiting for another compilation on this machine", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _check(kind: DeviceType) -> None:

@@ -46,6 +46,9 @@ def lines(report: Report) -> Iterator[str]:
         "recomputed matmuls",
         [(f"{r['executions']:,} ×", f"{r['where']}: {r['flops'] / f.model:.1%}") for r in report.recomputed],
     )
+    yield from _table(
+        "loops of a length that data decides, taken to run once", [("", w) for w in report.uncounted_loops]
+    )
 
 
 def _communication(row: dict[str, Any]) -> tuple[str, str]:
