@@ -120,6 +120,10 @@ class Evaluation(Document):
     every_steps: int | None = Field(
         default=None, gt=0, description="steps between evaluations, a multiple of checkpoint.everySteps"
     )
+    same_text: bool = Field(
+        default=False,
+        description="the held-out text was split off the training text at random: the memorisation alarm sees more",
+    )
 
 
 class InitFrom(Document):

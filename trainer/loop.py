@@ -16,6 +16,7 @@ from trainer.departure import End
 from trainer.distributed import Gang
 from trainer.errors import ExitCode, NonFiniteLoss
 from trainer.evaluate import HeldOut, due, write_result
+from trainer.guard import Guard
 from trainer.log import log
 from trainer.progress import Monitor
 from trainer.recipe import Recipe
@@ -49,9 +50,11 @@ class Loop:
     monitor: Monitor
     watchdog: Watchdog
     steplog: StepLog | None
+    guard: Guard | None = None
     flops_per_second_peak: float | None = None
     flops_per_step: float = 0.0
-    _pending: tuple[int, Any] | None = None
+    _pending: tuple[int, Any, float] | None = None  # step, its metrics, seconds waited for its batch
+    _waited: float = 0.0
     _looked_at: float = field(default_factory=time.monotonic)
     _step_seconds: float = 0.0
     _told_at: float = 0.0
@@ -63,12 +66,12 @@ class Loop:
         self._begun = self.step
         self._looked_at = time.monotonic()
         self.monitor.enter("Training")
-        for t, batch in self.batches:
+        for t, batch in self._waited_for():
             assert t == self.step, f"batch {t} cannot train step {self.step}"
             self.state, metrics = self.train_step(self.state, batch)
             self.step += 1
             self._look()
-            self._pending = (self.step, metrics)
+            self._pending = (self.step, metrics, self._waited)
             stopping = self.sync_point(self.step)
             asked = self.agreement.reached(self.step)
             if self.step == target:
@@ -84,6 +87,16 @@ class Loop:
 
     # --- numbers
 
+    def _waited_for(self) -> Iterator[tuple[int, Any]]:
+        """The batches; how long each let us wait is in `_waited`."""
+        while True:
+            began = time.monotonic()
+            item = next(self.batches, None)
+            if item is None:
+                return
+            self._waited = time.monotonic() - began
+            yield item
+
     def _look(self) -> None:
         """Fetch the metrics of the step before; they are finished or nearly so."""
         if self._pending is None:
@@ -92,7 +105,7 @@ class Loop:
 
         from trainer.digest import hash_text
 
-        step, metrics = self._pending
+        step, metrics, waited = self._pending
         self._pending = None
         got = jax.device_get(metrics)
         now = time.monotonic()
@@ -115,9 +128,12 @@ class Loop:
             ids=hash_text(got["ids_hash"]),
             data=hash_text(got["data_hash"]),
             seconds=round(seconds, 6),
+            loading=round(waited, 6),
         )
         if self.steplog is not None:
             self.steplog.add(line)
+        if self.guard is not None:
+            self.guard.stepped(line)
         self.watchdog.beat(f"step {step + 1}", training=True)
         if self.gang.processes > 1 and now - self._told_at >= self.settings.progress_seconds:
             self._told_at = now
@@ -161,6 +177,8 @@ class Loop:
         result = self.held_out(self.state.params)
         if self.gang.rank == 0:
             write_result(self.rundir.store, self._ref(), result, f"{self.attempt}.{self.start}")
+            if self.guard is not None:
+                self.guard.evaluated(self._ref(), result.loss, result.targets)
             log().info("held-out evaluation", step=self.step, loss=round(result.loss, 6), instances=result.instances)
 
     def _finish(self) -> End:
@@ -174,6 +192,7 @@ class Loop:
             self._begin()
         self.monitor.enter("Saving")
         self._committed_by_all("done")
+        self._look_back()
         self.monitor.enter("Done")
         return End(int(ExitCode.DONE), f"step {self.step} is committed: the target is reached")
 
@@ -181,6 +200,11 @@ class Loop:
         """Wait until nothing is in flight here, and until rank 0 has committed."""
         self.committer.drain()
         self.gang.decide(f"committed/{key}", "")
+
+    def _look_back(self) -> None:
+        """What the guard has not looked at yet: after the commit, which cannot wait."""
+        if self.guard is not None:
+            self.guard.finish()
 
     def _preempted(self) -> End:
         """SIGTERM: commit this step, if it is not begun already and if there is time for it."""
@@ -197,4 +221,5 @@ class Loop:
                 why = f"a save takes {need:.1f} s and {max(left, 0):.1f} s of the grace are left"
                 return End(int(ExitCode.PREEMPTED), f"SIGTERM at step {self.step}: no save begun, {why}")
         self._committed_by_all("preempted")
+        self._look_back()
         return End(int(ExitCode.PREEMPTED), f"SIGTERM: step {self.step} is committed")

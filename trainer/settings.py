@@ -59,6 +59,10 @@ class Settings(Frozen):
     evaluate_every: int | None = Field(
         default=None, gt=0, description="steps between held-out evaluations; a multiple of commit_every"
     )
+    held_out_same_text: bool = Field(
+        default=False,
+        description="the held-out text was split off the training text at random: the memorisation alarm sees more",
+    )
     grace_seconds: float = Field(default=30, gt=0, description="time between SIGTERM and SIGKILL")
     hang_step_seconds: float = Field(
         default=600, gt=0, description="no step for this long: the watchdog ends the process"

@@ -17,6 +17,7 @@ from trainer.distributed import Gang, Termination
 from trainer.environment import GangEnvironment
 from trainer.evaluate import HeldOut, due, evaluate, has_result, write_result
 from trainer.flops import flops_per_token
+from trainer.guard import Guard
 from trainer.log import log
 from trainer.loop import Loop
 from trainer.progress import Monitor
@@ -55,6 +56,7 @@ class Training:
     order: BatchOrder
     peak_flops: float | None
     _eval_step: Any = None
+    _guard: Guard | None = None
     _pinned: InitRecord | None = None  # the commit of another run that this one began with, until it has its own
 
     def run(self, record: CommitRecord | None) -> End:
@@ -92,6 +94,7 @@ class Training:
             beat=self.watchdog.beat,
             phase_seconds=self.monitor.clock.seconds,
         )
+        self._watch(commit)
         if commit is not None:
             self._catch_up(commit, restored.state)
         if restored.step >= settings.target_step:
@@ -117,6 +120,7 @@ class Training:
                 monitor=self.monitor,
                 watchdog=self.watchdog,
                 steplog=self.steplog,
+                guard=self._guard,
                 flops_per_second_peak=self.peak_flops * self.mesh.size if self.peak_flops else None,
                 flops_per_step=flops_per_token(self.recipe.model, self.recipe.sequence_length)
                 * self.recipe.global_batch
@@ -164,13 +168,29 @@ class Training:
         result = self._evaluate(state.params)
         if self.gang.rank == 0:
             write_result(self.rundir.store, commit, result, f"{self.spec.attempt}.{self.start}")
+            if self._guard is not None:
+                self._guard.evaluated(commit, result.loss, result.targets)
             log().info("held-out evaluation caught up", step=commit.step, loss=round(result.loss, 6))
+
+    def _watch(self, commit: CommitRef | None) -> None:
+        """Look, on process 0, at what is trained on."""
+        if self.claim is None:
+            return
+
+        def tell(alarms: tuple[str, ...]) -> None:
+            self.monitor.alarms = alarms
+
+        same_text = self.spec.settings.held_out_same_text
+        self._guard = Guard(self.rundir, self.order, self.spec.attempt, self.start, commit, tell, same_text)
+        self._guard.begin()
 
     def _committed(self, ref: CommitRef) -> None:
         if self.gang.rank == 0:
             self.monitor.committed_step = ref.step
             if self.requests is not None:
                 self.requests.committed()
+            if self._guard is not None:
+                self._guard.committed()
             if self._pinned is not None:
                 beginning.pin(self._pinned, self.rundir.uri, 0)
                 self._pinned = None

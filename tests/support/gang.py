@@ -251,7 +251,7 @@ class Run:
 
     def numbers(self) -> list[dict[str, Any]]:
         """The step log without times."""
-        return [line.model_dump(exclude={"seconds"}) for line in self.lines()]
+        return [line.model_dump(exclude={"seconds", "loading"}) for line in self.lines()]
 
     def progress(self) -> dict[str, Any]:
         head = self.head()

@@ -187,7 +187,7 @@ class LabRun:
 
     def numbers(self) -> list[dict[str, Any]]:
         """The step log without times."""
-        return [line.model_dump(exclude={"seconds"}) for line in self.lines()]
+        return [line.model_dump(exclude={"seconds", "loading"}) for line in self.lines()]
 
     def verify(self, against: str | None = None) -> Object:
         """`untildone verify --json` of the run directory."""

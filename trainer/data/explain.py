@@ -85,18 +85,23 @@ class Explainer:
                 layout = (accumulation, processes, batch // accumulation // processes)
                 yield Rule(
                     f"double sharding over {processes} processes (each read every {processes}th element of its share)",
-                    lambda t, s=layout: self._double_sharded(t, s),
+                    lambda t, s=layout: double_sharded(order, t, s),
                 )
                 yield Rule(
                     f"the right instances, dealt to {processes} processes in strides instead of blocks",
                     lambda t, s=layout: order.batch_ids(t).reshape(s[0], s[2], s[1]).swapaxes(1, 2).reshape(-1),
                 )
 
-    def _double_sharded(self, t: int, layout: tuple[int, int, int]) -> U64:
-        accumulation, processes, share = layout
-        ids = self._order.block(t * processes, (t + 1) * processes)
-        ids = ids.reshape(processes, accumulation, processes, share)
-        out = self._order.batch_ids(t).reshape(layout).copy()
-        for p in range(processes):
-            out[:, p] = ids[p, :, p]
-        return out.reshape(-1)
+
+def double_sharded(order: BatchOrder, t: int, layout: tuple[int, int, int]) -> U64:
+    """uint64[B]: what is read for batch `t` where processes slice their share twice.
+
+    `layout`: accumulation, processes, rows of one process in one forward pass.
+    """
+    accumulation, processes, share = layout
+    ids = order.block(t * processes, (t + 1) * processes)
+    ids = ids.reshape(processes, accumulation, processes, share)
+    out = order.batch_ids(t).reshape(layout).copy()
+    for p in range(processes):
+        out[:, p] = ids[p, :, p]
+    return out.reshape(-1)

@@ -328,19 +328,19 @@ AlarmKind = Literal["memorisation", "coverage"]
 
 
 class Alarm(Report):
-    """alarms/<kind>-<n>.<k>-<step>.json: something is wrong with what is trained on. The run goes on; somebody must look."""
+    """alarms/<kind>-<step>.json: something is wrong with what is trained on. The run goes on; somebody must look."""
 
     kind: AlarmKind
-    attempt: int
-    start: int
     step: int
+    attempt: int = Field(description="who raised it")
+    start: int
     message: str
     figures: dict[str, float] = Field(default_factory=dict)
     time: float
 
     @property
     def name(self) -> str:
-        return f"{self.kind}-{self.attempt}.{self.start}-{self.step}"
+        return f"{self.kind}-{self.step}"
 
 
 class AlarmSeen(Record):
