@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +17,7 @@ from trainer.errors import ConfigurationError, StorageUnavailable
 
 MAX_OPEN_FILES = 512  # the usual soft limit is 1,024 descriptors, and OLMo 3's mix has 1,016 files
 GCS_RETRY_SECONDS = 300
+READ_PIECE = 32 << 20  # bytes of a large file read at a time
 
 
 class Wording(NamedTuple):
@@ -61,6 +63,13 @@ def open_root(uri: str, wording: Wording = OF_DATA) -> DataRoot:
     if "://" in uri:
         raise ConfigurationError(f"{wording.root} {uri}: unknown scheme; give a folder or a gs:// prefix")
     return DiskRoot(uri, wording)
+
+
+def read_whole(root: DataRoot, path: str, buffer: memoryview) -> None:
+    """Fill `buffer` from the begin of a file, in pieces and by as many threads as the root can use."""
+    starts = range(0, len(buffer), READ_PIECE)
+    with ThreadPoolExecutor(max(1, min(root.read_threads, len(starts)))) as pool:
+        list(pool.map(lambda at: root.read_into(path, at, buffer[at : at + READ_PIECE]), starts))
 
 
 class DiskRoot:

@@ -14,7 +14,8 @@ from tests.golden import inputs
 from tests.support import reference_model
 from tests.unit.test_rows import MODEL
 from trainer.data.commands import data as command
-from trainer.data.examples import open_tokenizer, read_examples, write_examples
+from trainer.data.examples import read_examples, write_examples
+from trainer.data.json_lines import find_inputs
 from trainer.data.mix import Mix
 from trainer.data.packing import write_packed
 from trainer.errors import ConfigurationError
@@ -51,7 +52,7 @@ def chats(folder: Path) -> Path:
 
 
 def test_prompts_are_marked_and_responses_end_with_eos(tmp_path: Path) -> None:
-    made = write_examples(recipe(), [chats(tmp_path)], open_tokenizer("bytes"), tmp_path)
+    made = write_examples(recipe(), [str(chats(tmp_path))], str(tmp_path))
     tokens = np.fromfile(made.path, "<u4")
     prompt, response = EXAMPLES[0]
     first = [*(ord(c) | UNTRAINED for c in prompt), *map(ord, response), inputs.EOS]
@@ -61,8 +62,8 @@ def test_prompts_are_marked_and_responses_end_with_eos(tmp_path: Path) -> None:
 
 
 def test_only_responses_are_targets_through_packing_reading_and_loss(tmp_path: Path) -> None:
-    write_examples(recipe(), [chats(tmp_path)], open_tokenizer("bytes"), tmp_path)
-    list(write_packed(recipe(), str(tmp_path), tmp_path))
+    write_examples(recipe(), [str(chats(tmp_path))], str(tmp_path))
+    list(write_packed(recipe(), str(tmp_path), str(tmp_path)))
     frozen = freeze(recipe(), str(tmp_path))
     mix = Mix(frozen, str(tmp_path))
     tokens = mix.instances(np.arange(len(mix), dtype=np.uint64))
@@ -97,33 +98,42 @@ def test_the_command_writes_and_says_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "recipe.json"
     path.write_text(recipe().model_dump_json())
     ran = CliRunner().invoke(
-        command, ["examples", "--recipe", str(path), "--source", str(chats(tmp_path)), "--out", str(tmp_path)]
+        command,
+        [
+            *("examples", "--recipe", str(path), "--source", str(chats(tmp_path)), "--out", str(tmp_path)),
+            *("--tokenizer", "bytes", "--template", "none"),
+        ],
     )
     assert ran.exit_code == 0, ran.output
     assert "4 examples" in ran.output
-    encode = open_tokenizer("bytes")
     with pytest.raises(ConfigurationError, match="'tiny' is not one for prompts and responses"):
-        write_examples(load("tiny"), [chats(tmp_path)], encode, tmp_path)
+        write_examples(load("tiny"), [str(chats(tmp_path))], str(tmp_path))
     for line, why in (
-        ({"prompt": "a"}, r'bad\.jsonl:2: an example has the texts "prompt" and "response"'),
-        ({"prompt": "a", "response": ""}, r"bad\.jsonl:2: the response is empty"),
+        ({"prompt": "a"}, r'bad\.jsonl:2: the field "response" is missing'),
+        ({"prompt": "a", "response": ""}, r'bad\.jsonl:2: the field "response" is empty'),
+        ({"messages": []}, r'bad\.jsonl:2: it has "messages": say how they are written, --template olmo3'),
     ):
         bad = write(tmp_path / "bad.jsonl", [{"prompt": "a", "response": "b"}, line])
         with pytest.raises(ConfigurationError, match=why):
-            write_examples(recipe(), [bad], encode, tmp_path)
+            write_examples(recipe(), [str(bad)], str(tmp_path / "out"))
+        assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     (tmp_path / "no.jsonl").write_text("{")
     with pytest.raises(ConfigurationError, match=r"no\.jsonl:1: not JSON"):
-        list(read_examples(tmp_path / "no.jsonl"))
-    with pytest.raises(ConfigurationError, match=r"token 999 is not below model\.vocab_size 320"):
-        write_examples(recipe(), [chats(tmp_path)], lambda text: [999], tmp_path)
+        write_examples(recipe(), [str(tmp_path / "no.jsonl")], str(tmp_path))
+    narrow = load(
+        "sft", {"model.vocab_size": 90, "model.padded_vocab_size": 96, "data.eos_id": 1, "data.packing.pad_id": 2}
+    )
+    with pytest.raises(ConfigurationError, match=r"chats\.jsonl:1-4: token 1\d\d is not below model\.vocab_size 90"):
+        write_examples(narrow, [str(chats(tmp_path))], str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"none\.json"):
-        open_tokenizer(str(tmp_path / "none.json"))
+        write_examples(recipe(), [str(chats(tmp_path))], str(tmp_path), str(tmp_path / "none.json"))
 
 
 def test_compressed_lines_are_read(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "c.jsonl.gz", "wt") as file:
         file.write(json.dumps({"prompt": "a", "response": "ü"}) + "\n\n")
-    assert list(read_examples(tmp_path / "c.jsonl.gz")) == [("a", "ü")]
+    (source,), _ = find_inputs([str(tmp_path / "c.jsonl.gz")])
+    assert list(read_examples(source)) == [(1, ("a", "ü"))]
 
 
 def test_the_bit_needs_room() -> None:

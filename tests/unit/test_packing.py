@@ -124,7 +124,7 @@ def packed_recipe() -> Recipe:
 
 def test_packed_files_are_read_like_any_others(tmp_path: Path) -> None:
     inputs.write_mix(tmp_path)
-    made = list(write_packed(packed_recipe(), str(tmp_path), tmp_path))
+    made = list(write_packed(packed_recipe(), str(tmp_path), str(tmp_path)))
     expected = np.concatenate(packed_groups(distinct=False))
     assert sum(one.instances for one in made) == len(expected)
     assert [one.sources for one in made] == groups(packed_recipe().data.packing)  # type: ignore[arg-type]
@@ -140,13 +140,13 @@ def test_packed_files_are_read_like_any_others(tmp_path: Path) -> None:
 
 def test_an_interrupted_packing_is_continued_and_other_sources_are_noticed(tmp_path: Path) -> None:
     inputs.write_mix(tmp_path)
-    first = next(write_packed(packed_recipe(), str(tmp_path), tmp_path))
+    first = next(write_packed(packed_recipe(), str(tmp_path), str(tmp_path)))
     stamp = (tmp_path / first.path).stat().st_mtime_ns
-    assert len(list(write_packed(packed_recipe(), str(tmp_path), tmp_path))) == 3
+    assert len(list(write_packed(packed_recipe(), str(tmp_path), str(tmp_path)))) == 3
     assert (tmp_path / first.path).stat().st_mtime_ns == stamp
     (tmp_path / "000001.npy").write_bytes(b"\0" * 4096)
-    with pytest.raises(ConfigurationError, match=r"packed/000\.npy: packed from other files"):
-        list(write_packed(packed_recipe(), str(tmp_path), tmp_path))
+    with pytest.raises(ConfigurationError, match=r"packed/000\.npy was packed from other files"):
+        list(write_packed(packed_recipe(), str(tmp_path), str(tmp_path)))
     assert not list(tmp_path.glob("packed/*.tmp"))
 
 

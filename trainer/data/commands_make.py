@@ -10,6 +10,7 @@ import click
 from trainer.data.bars import bar
 
 if TYPE_CHECKING:
+    from trainer.data.examples import Template
     from trainer.data.tokenize import Made
     from trainer.data.tokenizer import SpecialTokens, TokenizerFile
 
@@ -145,27 +146,52 @@ def write_bytes(source: str, out: Path, as_json: bool) -> None:
     "sources",
     required=True,
     multiple=True,
-    type=click.Path(path_type=Path),
-    help="JSON lines with prompt and response.",
+    help="File, folder or gs:// prefix of JSON lines with prompt and response, or messages.",
 )
-@click.option("--tokenizer", default="bytes", show_default=True, help="`bytes`, or the path of a tokenizer.json.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder below which the file is written.")
-def examples(reference: str, sources: tuple[Path, ...], tokenizer: str, out: Path) -> None:
+@click.option("--out", required=True, help="Folder or gs:// prefix below which the file is written.")
+@click.option(
+    "--tokenizer", default="dolma2", show_default=True, help="dolma2, a tokenizer.json, a folder with one, or `bytes`."
+)
+@click.option(
+    "--template",
+    type=click.Choice(["olmo3", "none"]),
+    default="olmo3",
+    show_default=True,
+    help="How a conversation is written: as OLMo 3's instruct models read it, or prompt and response as they are.",
+)
+@click.option(
+    "--system", help="The system message of conversations without one; by default that of Olmo-3-7B-Instruct."
+)
+@click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Recipe override.")
+def examples(
+    reference: str,
+    sources: tuple[str, ...],
+    out: str,
+    tokenizer: str,
+    template: "Template",
+    system: str | None,
+    overrides: tuple[str, ...],
+) -> None:
     """Write prompts and responses as tokens, the prompts marked as no targets. Then pack them."""
-    from trainer.data.examples import open_tokenizer, write_examples
-    from trainer.recipe import load
+    from trainer.data.chat import SYSTEM
+    from trainer.data.examples import write_examples
+    from trainer.recipe import load, parse_overrides
 
-    made = write_examples(load(reference), list(sources), open_tokenizer(tokenizer), out)
+    recipe = load(reference, parse_overrides(overrides))
+    with bar("examples", None) as progress:
+        made = write_examples(
+            recipe, list(sources), out, tokenizer, template, SYSTEM if system is None else system, progress
+        )
     click.echo(f"{made.path}: {made.examples:,} examples, {made.tokens:,} tokens, {made.targets:,} of them targets")
 
 
 @click.command()
 @click.option("--recipe", "reference", required=True, help="Recipe name or file, one with data.packing.")
 @click.option("--data-root", required=True, help="Folder or gs:// prefix of the sources.")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the packed files.")
+@click.option("--out", required=True, help="Folder or gs:// prefix for the packed files.")
 @click.option("--processes", default=1, show_default=True, type=click.IntRange(1), help="Groups packed at a time.")
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Recipe override.")
-def pack(reference: str, data_root: str, out: Path, processes: int, overrides: tuple[str, ...]) -> None:
+def pack(reference: str, data_root: str, out: str, processes: int, overrides: tuple[str, ...]) -> None:
     """Pack whole documents into instances of the recipe's length, and write them as its token files.
 
     Needs memory for two copies of a group's files per process. What is there already is left alone.

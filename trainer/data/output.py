@@ -58,7 +58,7 @@ def open_output(uri: str) -> Output:
     return DiskOutput(uri)
 
 
-def write(output: Output, name: str, data: bytes) -> None:
+def write(output: Output, name: str, data: bytes | memoryview) -> None:
     """A whole file from memory."""
     with output.file(name) as file:
         file.write(data)

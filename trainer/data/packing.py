@@ -11,17 +11,16 @@ instance's documents and its padding begin, the devices see from the tokens.
 """
 
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data_root import open_root
+from trainer.data.output import open_output, write
+from trainer.data_root import open_root, read_whole
 from trainer.errors import ConfigurationError
 from trainer.recipe import DTYPE_BYTES, Packing, Recipe
 
@@ -136,14 +135,14 @@ def groups(packing: Packing) -> list[tuple[str, ...]]:
 
 
 def write_packed(
-    recipe: Recipe, source_root: str, out: Path, processes: int = 1, progress: Callable[[int], None] | None = None
+    recipe: Recipe, source_root: str, out: str, processes: int = 1, progress: Callable[[int], None] | None = None
 ) -> Iterator[Packed]:
     """Pack the recipe's sources below `source_root` into its data.files below `out`; yields each file as it is there.
 
-    Each group's file appears whole, with a note beside it (NAME.json) of what it was made from; a group whose file and
-    note are there already is left alone, so an interrupted packing is continued. Needs memory for one group per process,
-    twice. Raises ConfigurationError when the recipe has no packing, or a note says that a file was made from other
-    sources.
+    Both are folders or gs:// prefixes. Each group's file appears whole, with a note beside it (NAME.json) of what it was
+    made from; a group whose file and note are there already is left alone, so an interrupted packing is continued. Needs
+    memory for one group per process, twice. Raises ConfigurationError when the recipe has no packing, or a note says that
+    a file was made from other sources.
     """
     packing = recipe.data.packing
     if packing is None:
@@ -163,27 +162,28 @@ def write_packed(
                 progress(done)
 
 
-def _pack_group(recipe: Recipe, source_root: str, out: Path, number: int) -> Packed:
+def _pack_group(recipe: Recipe, source_root: str, out: str, number: int) -> Packed:
     packing = recipe.data.packing
     assert packing is not None
     sources = groups(packing)[number]
-    target = out / recipe.data.files[number].path
-    note = target.with_name(target.name + ".json")
-    root = open_root(source_root)
+    target = recipe.data.files[number].path
+    note = f"{target}.json"
+    root, output = open_root(source_root), open_output(out)
     sizes = tuple(root.size(path) for path in sources)
-    if note.exists() and target.exists():
-        found = _read_note(note)
+    width = DTYPE_BYTES[recipe.data.dtype]
+    if output.size(note) is not None:
+        found = _read_note(output.read(note))
         if (found.sources, found.source_bytes) != (sources, sizes):
             raise ConfigurationError(
-                f"{target}: packed from other files than {', '.join(sources)}; choose another --out"
+                f"{out}: {target} was packed from other files than {', '.join(sources)}; choose another --out"
             )
-        return found
-    width = DTYPE_BYTES[recipe.data.dtype]
+        if output.size(target) == found.instances * recipe.sequence_length * width:
+            return found
     dtype = np.dtype(recipe.data.dtype).newbyteorder("<")
     files = []
     for path, size in zip(sources, sizes, strict=True):
         tokens = np.empty(size // width, dtype)
-        root.read_into(path, 0, memoryview(tokens).cast("B"))
+        read_whole(root, path, memoryview(tokens).cast("B"))
         files.append(tokens)
     packed, count, cut = packed_instances(files, recipe.sequence_length, recipe.data.eos_id, packing.pad_id)
     if not len(packed):
@@ -191,22 +191,11 @@ def _pack_group(recipe: Recipe, source_root: str, out: Path, number: int) -> Pac
     made = Packed(
         recipe.data.files[number].path, sources, sizes, len(packed), count, cut, int((packed == packing.pad_id).sum())
     )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _replace(target, packed.tobytes())
-    _replace(note, json.dumps(asdict(made), indent=1).encode())
+    write(output, target, memoryview(packed).cast("B"))
+    write(output, note, json.dumps(asdict(made), indent=1).encode())
     return made
 
 
-def _read_note(note: Path) -> Packed:
-    body = json.loads(note.read_text())
+def _read_note(note: bytes) -> Packed:
+    body = json.loads(note)
     return Packed(**{**body, "sources": tuple(body["sources"]), "source_bytes": tuple(body["source_bytes"])})
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write so that the file is there whole or not at all."""
-    beside = path.with_name(path.name + f".{os.getpid()}.tmp")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)

@@ -76,6 +76,11 @@ class Encoder:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, special ones written out."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
 
 def _load(name: str, path: Path) -> Any:
     try:
