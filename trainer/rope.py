@@ -27,18 +27,34 @@ def frequencies(head_dim: int, theta: float, yarn: Yarn | None) -> np.ndarray:
     return plain / yarn.factor * ramp + plain * (1 - ramp)
 
 
-def rope_table(length: int, head_dim: int, theta: float, yarn: Yarn | None = None) -> tuple[jax.Array, jax.Array]:
+def rope_table(length: int, head_dim: int, theta: float, yarn: Yarn | None = None) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin, each f32 [length, head_dim / 2], of position × frequency, times YaRN's attention factor.
 
-    The angles are computed on the host in float64: at position 8191 a float32 angle is already off by 5e-4.
+    The angles are computed on the host in float64: at position 8191 a float32 angle is already off by 5e-4. The tables
+    stay on the host, so that what is made from them is: XLA divides constants by one, and multiplies with the
+    reciprocal what it does not see to be constant, as in a loop on several devices.
     """
     angle = np.arange(length, dtype=np.float64)[:, None] * frequencies(head_dim, theta, yarn)
     factor = yarn.attention_factor if yarn is not None else 1.0
-    return jnp.asarray(factor * np.cos(angle), jnp.float32), jnp.asarray(factor * np.sin(angle), jnp.float32)
+    return (factor * np.cos(angle)).astype(np.float32), (factor * np.sin(angle)).astype(np.float32)
 
 
+@jax.custom_vjp
 def apply_rope(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Turn the pairs (x[i], x[i + head_dim/2]) of `x` [batch, length, heads, head_dim]; float32 inside, dtype kept."""
+    """Turn the pairs (x[i], x[i + head_dim/2]) of `x` [batch, length, heads, head_dim]; float32 inside, dtype kept.
+
+    Linear in x: the backward pass turns back, and keeps the tables alone, which are not differentiated.
+    """
+    return _turn(x, cos, sin)
+
+
+def _turn(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+
+
+apply_rope.defvjp(
+    lambda x, cos, sin: (_turn(x, cos, sin), (cos, sin)),
+    lambda tables, gradient: (_turn(gradient, tables[0], -tables[1]), None, None),
+)

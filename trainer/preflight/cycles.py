@@ -16,8 +16,9 @@ CLOCK = {"tpu7x": 2.2e9, "v5p": 1.75e9}  # Hz of a TensorCore
 
 # What a function of ours is for; the innermost frame that is named here decides.
 FUNCTIONS = {
-    "rms_norm": "norms",
-    "apply_rope": "rotary positions",
+    "_rms_norm": "norms",
+    "_rms_norm_backward": "norms",
+    "_turn": "rotary positions",
     "rope_table": "rotary positions",
     "swiglu": "SwiGLU",
     "_swiglu_backward": "SwiGLU",
