@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.planning import ladder, make_plan, micro_batch_cap, parameters, plan_rows, settings
+from orchestrator.planning import ladder, make_plan, plan_rows, settings
 from tests.support.world import run_of, tiny_recipe
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type, device_types
@@ -52,22 +52,12 @@ def test_per_device_batches_of_the_seven_b_model() -> None:
         "v7x-4x4x4": 4,
     }.items():
         assert make_plan(SEVEN_B, name).per_device_batch == per_device
-    two = make_plan(SEVEN_B, "tpu7x-4x4x4")
-    assert (two.device_type, two.micro_batch, two.accumulation, two.remat) == ("tpu7x-4x4x4", 2, 2, "none")
-
-
-def test_the_memory_estimate_is_near_what_the_compiler_said() -> None:
-    assert abs(parameters(SEVEN_B.model) - 7.298e9) < 0.01e9
-    kind = device_type("tpu7x-4x4x4")
-    assert micro_batch_cap(SEVEN_B, kind, 1) == (2, "none")
-    small = device_type("v6e-16x16")  # 31 GiB a device
-    assert micro_batch_cap(SEVEN_B, small, 1)[1] == "full"
 
 
 def test_a_model_that_does_not_fit_at_all_is_refused() -> None:
     message = refused(SEVEN_B, "v5e-1x1")
     assert "spec.ladder[0].deviceType 'v5e-1x1'" in message
-    assert "larger slice" in message
+    assert "these should do: v5e-" in message
 
 
 def test_a_batch_that_cannot_be_exact_names_arithmetic_and_alternatives() -> None:

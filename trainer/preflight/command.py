@@ -11,8 +11,8 @@ import click
 @click.option("--recipe", required=True, metavar="NAME", help="a recipe's name, or a .py, .yaml or .json file")
 @click.option("--device", required=True, metavar="TYPE", help="for example tpu7x-4x4x4 or v5p-4x4x8")
 @click.option("--slices", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--micro-batch", type=click.IntRange(min=1), default=1, show_default=True, help="instances per device")
-@click.option("--remat", default="none", show_default=True, help="what the backward pass computes again")
+@click.option("--micro-batch", type=click.IntRange(min=1), help="instances per device; default: what the planner takes")
+@click.option("--remat", help="what the backward pass computes again; default: what the planner takes")
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="override a recipe field; dotted")
 @click.option("--xla", multiple=True, metavar="NAME=VALUE", help="an option of the compiler, for an experiment")
 @click.option(
@@ -25,8 +25,8 @@ def preflight(
     recipe: str,
     device: str,
     slices: int,
-    micro_batch: int,
-    remat: str,
+    micro_batch: int | None,
+    remat: str | None,
     overrides: tuple[str, ...],
     xla: tuple[str, ...],
     keep: Path | None,
@@ -39,6 +39,7 @@ def preflight(
     Needs libtpu and no TPU; a 7B step takes minutes and about 5 GiB. Ends with 0 when it fits, else with 1.
     """
     from trainer.hardware import device_type
+    from trainer.preflight.choice import choose, refuse_inexact
     from trainer.preflight.plans import plan_of
     from trainer.preflight.preflight import preflight as run
     from trainer.preflight.render import lines
@@ -46,7 +47,12 @@ def preflight(
 
     options = {name: str(value) for name, value in parse_overrides(xla).items()}
     loaded = load(recipe, parse_overrides(overrides))
-    plan = plan_of(loaded, device_type(device), slices, micro_batch, remat)
+    kind = device_type(device)
+    refuse_inexact(loaded, kind, slices)
+    if micro_batch is None or remat is None:
+        chosen = choose(loaded, kind, slices).plan
+        micro_batch, remat = micro_batch or chosen.micro_batch, remat or chosen.remat
+    plan = plan_of(loaded, kind, slices, micro_batch, remat)
     if sys.stderr.isatty():
         click.echo(f"compiling {loaded.name} for {device} …", err=True)
     report = run(loaded, plan, options, keep, fresh, timeout)

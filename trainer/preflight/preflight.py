@@ -20,6 +20,14 @@ from trainer.preflight.accounting import Report, account
 from trainer.preflight.cycles import CLOCK
 from trainer.recipe import Recipe
 
+ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",  # do not ask a metadata server that only a TPU host has
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process may have it loaded
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+}
+
 
 def preflight(
     recipe: Recipe,
@@ -86,8 +94,6 @@ def _check(kind: DeviceType) -> None:
 
 
 def _work(recipe: Recipe, plan: Plan, options: dict[str, str], out: Path, timeout: float) -> dict:
-    from trainer.preflight.worker import ENVIRONMENT
-
     request = out / "request.json"
     request.write_text(
         json.dumps(

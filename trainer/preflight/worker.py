@@ -1,7 +1,7 @@
 """`python -m trainer.preflight.worker REQUEST`: lowers and compiles one train step for a slice that is not here.
 
 A process of its own: the compiler takes gigabytes and may abort, and its environment must be set before JAX is
-imported (`ENVIRONMENT`). REQUEST names a JSON file {"recipe", "plan", "compiler_options", "out"}; the worker writes
+imported (preflight.ENVIRONMENT). REQUEST names a JSON file {"recipe", "plan", "compiler_options", "out"}; the worker writes
 OUT/program.hlo and OUT/compiled.json.
 """
 
@@ -10,14 +10,6 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-
-ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",  # do not ask a metadata server that only a TPU host has
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes may compile at once
-    "TPU_STDERR_LOG_LEVEL": "3",
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-}
 
 
 def main(request: Path) -> None:

@@ -1,0 +1,133 @@
+"""Which micro-batch and remat policy a recipe takes on a slice: the candidates from best to worst, the first that fits.
+
+What has been compiled is known; where nothing has, the memory model decides, with a margin. Importable without JAX.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.errors import ConfigurationError
+from trainer.hardware import DeviceType, device_types
+from trainer.plan import Plan
+from trainer.preflight import table
+from trainer.preflight.memory import MemoryModel, shape_of
+from trainer.preflight.plans import plan_of
+from trainer.preflight.policies import POLICIES, Policy
+from trainer.recipe import Recipe
+
+SUGGESTIONS = 4
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to lay a recipe out on a slice."""
+
+    plan: Plan
+    policy: Policy
+    predicted_gib: float
+    margin_gib: float
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plan taken. `peak_gib` and `row` are the compiler's where there is a row, else the model's estimate."""
+
+    plan: Plan
+    peak_gib: float
+    source: Literal["compiled", "estimated"]
+    row: table.Row | None
+
+
+def candidates(recipe: Recipe, kind: DeviceType, slices: int, model: MemoryModel | None = None) -> Iterator[Candidate]:
+    """Exact plans, best first: nothing computed twice before anything is, then the fewest passes.
+
+    A micro-batch less costs one more gather of the weights, which runs beside the products; recomputing costs FLOPs.
+    """
+    model = table.memory_model() if model is None else model
+    per_device, shape = recipe.global_batch // (kind.devices * slices), shape_of(recipe)
+    for policy in sorted(POLICIES, key=lambda p: p.recomputed):
+        for micro_batch in range(per_device, 0, -1):
+            if per_device % micro_batch == 0:
+                plan = plan_of(recipe, kind, slices, micro_batch, policy.name)
+                predicted = model.predict(shape, plan.devices, micro_batch, plan.accumulation, policy)
+                yield Candidate(plan, policy, predicted, model.margin(predicted, policy))
+
+
+def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[table.Row] | None = None) -> Choice:
+    """The plan of `recipe` on `slices` slices of `kind`, of a TPU family.
+
+    The best that is known to fit. Before anything has been compiled for this slice: the best that should.
+    Raises ConfigurationError when the batch does not divide (`refuse_inexact`), or none fits.
+    """
+    refuse_inexact(recipe, kind, slices)
+    assert kind.hbm_gib_per_device is not None
+    compiled = table.of_recipe(recipe, known)
+    model = table.memory_model() if known is None else table.fitted(known)
+    tried = list(candidates(recipe, kind, slices, model))
+    rows = {c.plan: next((r for r in compiled if r.is_for(c.plan)), None) for c in tried}
+    for candidate in tried:
+        row = rows[candidate.plan]
+        if row is not None and row.fits and row.peak_gib is not None:
+            return Choice(candidate.plan, row.peak_gib, "compiled", row)
+    for candidate in tried:
+        fits = candidate.predicted_gib + candidate.margin_gib <= kind.hbm_gib_per_device
+        if rows[candidate.plan] is None and fits:
+            return Choice(candidate.plan, candidate.predicted_gib, "estimated", None)
+    least = min(tried, key=lambda c: c.predicted_gib)
+    raise ConfigurationError(
+        f"deviceType {kind.name!r}: one instance of {recipe.sequence_length:,} tokens per device needs about "
+        f"{least.predicted_gib:.0f} GiB with remat {least.policy.name}, and {kind.name} has {kind.hbm_gib_per_device} GiB "
+        f"per device; {_larger(recipe, kind, model)}"
+    )
+
+
+def _larger(recipe: Recipe, kind: DeviceType, model: MemoryModel) -> str:
+    """What of the same family would do, by the memory model."""
+    found = []
+    for other in device_types(kind.family):
+        if recipe.global_batch % other.devices == 0 and other.devices > kind.devices:
+            assert other.hbm_gib_per_device is not None
+            every = candidates(recipe, other, 1, model)
+            if any(c.predicted_gib + c.margin_gib <= other.hbm_gib_per_device for c in every):
+                found.append(f"{other.name} ({other.devices} devices)")
+    if found:
+        return f"of {kind.family}, these should do: {', '.join(found[:SUGGESTIONS])}"
+    return (
+        f"no slice of {kind.family} would do: one sequence is not divided over devices yet, so a shorter sequence_length "
+        "or a family with more memory per device is needed"
+    )
+
+
+def refuse_inexact(recipe: Recipe, kind: DeviceType, slices: int) -> None:
+    """Raises ConfigurationError, with the efficiency that a way out would cost, when the batch does not divide."""
+    batch, devices = recipe.global_batch, kind.devices * slices
+    if batch % devices == 0:
+        return
+    has = f"{slices} × {kind.name} has {devices} devices" if slices > 1 else f"{kind.name} has {devices} devices"
+    if devices > batch:
+        what = (
+            f"global_batch {batch} is smaller than {devices}: an instance would have to be divided over devices, which is "
+            f"not built; idle devices would leave {batch / devices:.0%} of the slice at work"
+        )
+    else:
+        rows = math.ceil(batch / devices)
+        what = (
+            f"global_batch {batch} ÷ {devices} = {batch // devices} remainder {batch % devices}: filled up with instances "
+            f"of weight zero to {rows} per device, {batch / (rows * devices):.0%} of the work would count; that is not built"
+        )
+    near = sorted(_exact(batch, kind), key=lambda n: (abs(n[0] - devices), n[0], n[2]))[:SUGGESTIONS]
+    names = [f"{name} ({count} devices)" if n == 1 else f"{n} × {name} ({count} devices)" for count, name, n in near]
+    hint = f"of {kind.family}, these fit: {', '.join(names)}" if names else f"no slice of {kind.family} fits"
+    raise ConfigurationError(f"deviceType {kind.name!r}: {has}, and {what}; {hint}")
+
+
+def _exact(batch: int, kind: DeviceType) -> Iterator[tuple[int, str, int]]:
+    """(devices, name, slices) of the same family that divide the batch; several slices of `kind` among them."""
+    for other in device_types(kind.family):
+        if batch % other.devices == 0:
+            yield other.devices, other.name, 1
+    for n in range(2, batch // kind.devices + 1):
+        if batch % (kind.devices * n) == 0:
+            yield kind.devices * n, kind.name, n

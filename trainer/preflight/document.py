@@ -1,0 +1,115 @@
+"""docs/plans.md, written from the committed table: `python -m trainer.preflight.fill --document`."""
+
+from collections.abc import Iterator
+
+from trainer.errors import ConfigurationError
+from trainer.hardware import device_type
+from trainer.preflight import table
+from trainer.preflight.choice import refuse_inexact
+from trainer.preflight.ladder import LADDER, Entry
+from trainer.preflight.table import Row
+from trainer.recipe import load
+
+TITLES = {
+    "olmo3_7b_stage1": "Stage 1: 512 instances of 8,192 tokens",
+    "olmo3_7b_stage2": "Stage 2: 256 instances of 8,192 tokens",
+    "olmo3_7b_stage3": "Stage 3: 64 instances of 65,536 tokens",
+}
+HEADER = (
+    "slice",
+    "devices",
+    "batch",
+    "remat",
+    "peak of limit, GiB",
+    "executed ÷ model",
+    "MFU ceiling",
+    "step ≥",
+    "tokens/s ≤",
+)
+INTRODUCTION = """# Plans of OLMo 3 7B, compiled
+
+Written by `make plans` from `trainer/preflight/plans.json`; do not edit. Each row is the step that trains, compiled for that
+slice by libtpu on a machine without a TPU. Nothing here was measured on hardware: [planning.md](planning.md) says what the
+columns mean and how to compile other plans.
+"""
+
+
+def markdown() -> str:
+    """The whole page."""
+    return "\n".join(_lines()) + "\n"
+
+
+def _lines() -> Iterator[str]:
+    yield INTRODUCTION.rstrip()
+    for recipe, title in TITLES.items():
+        entries = [entry for entry in LADDER if entry.recipe == recipe]
+        yield f"\n## {title}\n"
+        yield f"| {' | '.join(HEADER)} |"
+        yield "|" + "---|" * len(HEADER)
+        for entry in entries:
+            yield from _entry(entry)
+        yield from _cycles(entries)
+    yield from _refused()
+
+
+def _rows(entry: Entry) -> list[Row]:
+    return [
+        row
+        for row in table.of_recipe(load(entry.recipe))
+        if (row.device_type, row.slices) == (entry.device_type, entry.slices)
+    ]
+
+
+def best(entry: Entry) -> Row | None:
+    """The row of the plan that is taken."""
+    fitting = [row for row in _rows(entry) if row.fits]
+    return min(fitting, key=lambda r: (r.recomputed_over_model or 0, r.accumulation), default=None)
+
+
+def _entry(entry: Entry) -> Iterator[str]:
+    name = entry.name.removeprefix(f"{entry.recipe} ")
+    kind = device_type(entry.device_type)
+    devices = f"{kind.devices * entry.slices:,}"
+    try:
+        refuse_inexact(load(entry.recipe), kind, entry.slices)
+    except ConfigurationError as error:
+        yield f"| {name} | {devices} | refused: {str(error).partition(': ')[2].partition('; of ')[0]} |" + " |" * 6
+        return
+    row = best(entry)
+    if row is None:
+        yield f"| {name} | {devices} | not compiled yet: `{entry.command}` |" + " |" * 6
+        return
+    assert row.step_seconds_floor is not None and row.peak_gib is not None
+    recipe = load(entry.recipe)
+    tokens = recipe.global_batch * recipe.sequence_length / row.step_seconds_floor
+    batch = f"{row.micro_batch} × {row.accumulation} × {row.devices:,}"
+    yield (
+        f"| {name} | {devices} | {batch} | {row.remat} | {row.peak_gib:.1f} of {row.limit_gib} | {row.executed_over_model:.3f} |"
+        f" {row.mfu_ceiling:.1%} | {row.step_seconds_floor:.2f} s | {tokens / 1e6:.2f} M |"
+    )
+
+
+def _cycles(entries: list[Entry]) -> Iterator[str]:
+    found = [(entry, row) for entry in entries if (row := best(entry)) is not None]
+    if not found:
+        return
+    yield "\nWhere the cycles go, and what is sent per device and step:\n"
+    for entry, row in found:
+        shares = ", ".join(f"{kind} {share:.0%}" for kind, share in row.cycle_shares.items() if share >= 0.01)
+        sent = ", ".join(f"{kind} {gib:.1f}" for kind, gib in row.gib_sent.items() if gib >= 0.1)
+        yield f"- {entry.name.removeprefix(f'{entry.recipe} ')}: {shares}. GiB: {sent}."
+
+
+def _refused() -> Iterator[str]:
+    """What was compiled and did not fit."""
+    found = [row for row in table.rows() if not row.fits]
+    if not found:
+        return
+    yield "\n## Compiled, and too large\n"
+    yield "| recipe | slice | batch | remat | verdict | needs, GiB | limit |"
+    yield "|" + "---|" * 7
+    for row in found:
+        slices = f"{row.slices} × " if row.slices > 1 else ""
+        batch = f"{row.micro_batch} × {row.accumulation} × {row.devices:,}"
+        needs = "?" if row.peak_gib is None else f"{row.peak_gib:.1f}"
+        yield f"| {row.recipe} | {slices}{row.device_type} | {batch} | {row.remat} | {row.verdict} | {needs} | {row.limit_gib} |"

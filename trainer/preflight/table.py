@@ -1,0 +1,153 @@
+"""The committed table of compiled plans: plans.json beside this file. Importable without JAX.
+
+One row per compiled program, those that did not fit included: they are what the memory model learns from.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trainer.plan import Plan
+from trainer.preflight.accounting import GIB, Report
+from trainer.preflight.memory import MemoryModel, Shape, fit, point, shape_of
+from trainer.preflight.policies import POLICIES
+from trainer.recipe import Recipe
+
+FILE = Path(__file__).parent / "plans.json"
+KINDS_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a compiled plan costs, per device. See `accounting.Report`."""
+
+    recipe: str
+    key: str  # of what decides the cost: `cost_key`
+    device_type: str
+    slices: int
+    devices: int
+    micro_batch: int
+    accumulation: int
+    remat: str
+    verdict: str
+    peak_gib: float | None
+    limit_gib: float
+    compile_seconds: float
+    versions: dict[str, str]
+    shape: dict[str, int]
+    reason: str = ""
+    model_flops: int | None = None
+    executed_over_model: float | None = None
+    recomputed_over_model: float | None = None
+    mfu_ceiling: float | None = None
+    step_seconds_floor: float | None = None
+    cycle_shares: dict[str, float] = field(default_factory=dict)
+    gib_sent: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict == "fits"
+
+    def is_for(self, plan: Plan) -> bool:
+        """Whether it is of this plan; the recipe is another matter."""
+        mine = (self.device_type, self.slices, self.micro_batch, self.accumulation, self.remat)
+        return mine == (plan.device_type, plan.slices, plan.micro_batch, plan.accumulation, plan.remat)
+
+
+def cost_key(recipe: Recipe) -> str:
+    """The same for recipes whose programs cost the same: rates, seeds and file names do not matter."""
+    data = recipe.data
+    body = {
+        "model": recipe.model.model_dump(mode="json"),
+        "global_batch": recipe.global_batch,
+        "sequence_length": recipe.sequence_length,
+        "compute_dtype": recipe.compute_dtype,
+        "reduction": recipe.reduction,
+        "masks": [
+            data.packing is not None,
+            data.mask_documents,
+            data.repetition_filter is not None,
+            data.untrained_bit,
+        ],
+    }
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def row_of(recipe: Recipe, report: Report) -> Row:
+    """A report cut down to what the table keeps."""
+    plan, flops = report.plan, report.flops
+    total = sum(report.cycles.values())
+    shares = {kind: round(value / total, 4) for kind, value in list(report.cycles.items())[:KINDS_KEPT]}
+    sent = {f"{row['kind']} {row['dtype']}": round(row["bytes"] / GIB, 3) for row in report.communication}
+    return Row(
+        recipe=recipe.name,
+        key=cost_key(recipe),
+        device_type=plan["device_type"],
+        slices=plan["slices"],
+        devices=plan["devices"],
+        micro_batch=plan["micro_batch"],
+        accumulation=plan["accumulation"],
+        remat=plan["remat"],
+        verdict=report.verdict,
+        peak_gib=None if report.peak_gib is None else round(report.peak_gib, 2),
+        limit_gib=report.limit_gib,
+        compile_seconds=report.compile_seconds,
+        versions=report.versions,
+        shape=asdict(shape_of(recipe)),
+        reason=report.reason,
+        model_flops=flops.model if flops else None,
+        executed_over_model=round(flops.executed_over_model, 4) if flops else None,
+        recomputed_over_model=round(flops.recomputed / flops.model, 4) if flops else None,
+        mfu_ceiling=round(report.mfu_ceiling, 4) if report.mfu_ceiling is not None else None,
+        step_seconds_floor=round(report.step_seconds_floor, 4) if report.step_seconds_floor is not None else None,
+        cycle_shares=shares,
+        gib_sent={kind: gib for kind, gib in sent.items() if gib >= 0.001},
+    )
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """The committed rows, in the order they were compiled in."""
+    return read(FILE)
+
+
+def read(path: Path) -> tuple[Row, ...]:
+    return tuple(Row(**body) for body in json.loads(path.read_text())) if path.is_file() else ()
+
+
+def write(path: Path, kept: Sequence[Row]) -> None:
+    """One row a line, so that a change of one is one line of a diff."""
+    lines = ",\n".join(json.dumps(_filled(row), sort_keys=True) for row in kept)
+    path.write_text(f"[\n{lines}\n]\n")
+
+
+def _filled(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in asdict(row).items() if value not in (None, "", {})} | {
+        "peak_gib": row.peak_gib
+    }
+
+
+def of_recipe(recipe: Recipe, known: Sequence[Row] | None = None) -> tuple[Row, ...]:
+    """The rows that tell what `recipe` costs."""
+    key = cost_key(recipe)
+    return tuple(row for row in (rows() if known is None else known) if row.key == key)
+
+
+def fitted(known: Sequence[Row]) -> MemoryModel:
+    """The memory model of these rows. Those of policies that exist no more teach nothing."""
+    by_name = {p.name: p for p in POLICIES}
+    return fit(
+        point(Shape(**row.shape), row.devices, row.micro_batch, row.accumulation, by_name[row.remat], row.peak_gib)
+        for row in known
+        if row.peak_gib is not None and row.remat in by_name
+    )
+
+
+@cache
+def memory_model() -> MemoryModel:
+    """The memory model of the committed rows."""
+    return fitted(rows())
