@@ -19,7 +19,9 @@ from orchestrator.planning import settings
 from orchestrator.programs import is_new
 from orchestrator.progressing import live_progress, training
 from orchestrator.status_model import CONDITIONS, ConditionType, Truth
+from trainer.rundir.records import AlarmKind
 
+ALARM_REASONS: dict[AlarmKind, str] = {"coverage": "WrongInstances", "memorisation": "Memorising"}
 STALLED_AFTER = 3  # endings in a row without a new commit
 
 
@@ -204,6 +206,10 @@ def _degraded(o: Observation, decision: Decision, word: StatusWord, what: str) -
         return Said("False", word, what)
     if o.spec is None:
         return Said("False", "NotStarted", "no attempt has been planned yet")
+    if o.alarms:  # before the rung: what is trained is worth less than how fast
+        kinds = {alarm.kind for alarm in o.alarms}
+        reason = ALARM_REASONS["coverage" if "coverage" in kinds else "memorisation"]
+        return Said("True", reason, "; ".join(alarm.message for alarm in o.alarms))
     if o.rung is None:
         return Said("Unknown", "NotInLadder", f"spec.ladder no longer has {o.spec.plan.device_type}")
     if o.rung.index == 0:

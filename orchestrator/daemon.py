@@ -103,6 +103,7 @@ class Look:
             (progress.phase, progress.step) if progress else None,
             (gang.phase, len(gang.admissions)) if gang else None,
             len(o.endings),
+            o.alarms,
         )
 
 

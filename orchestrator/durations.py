@@ -27,6 +27,18 @@ def parse_duration(value: object) -> float:
     return seconds
 
 
+def about(seconds: float) -> str:
+    """As people write it, to two units: 4s, 2m05s, 3h12m, 2d04h."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
 def format_duration(seconds: float) -> str:
     """The shortest exact form of whole seconds: 5400 → "1h30m", 21600 → "6h"; parse_duration reads it back."""
     rest, parts = round(seconds), []

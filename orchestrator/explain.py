@@ -27,6 +27,7 @@ from orchestrator.decisions import (
     WriteRecipe,
     WriteSpec,
 )
+from orchestrator.durations import about
 from orchestrator.observation import Observation
 from orchestrator.planning import shown
 from orchestrator.preconditions import reached
@@ -67,6 +68,7 @@ class Explanation(Frozen):
     committed_step: int = 0
     target_step: int
     loss: float | None = None
+    seconds_left: float | None = Field(default=None, description="to the target at the present pace, uninterrupted")
     last_ending: Ending | None = None
     budgets: tuple[BudgetLine, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -118,9 +120,10 @@ def explanation(run: TrainingRun, o: Observation, decision: Decision, now: float
         committed_step=o.committed_step,
         target_step=run.spec.target_step,
         loss=progress.loss if progress else None,
+        seconds_left=progress.seconds_left(run.spec.target_step) if progress else None,
         last_ending=o.endings[-1] if o.endings else None,
         budgets=budget_lines(run, o),
-        warnings=o.view.warnings if o.view else (),
+        warnings=(*(alarm.message for alarm in o.alarms), *(o.view.warnings if o.view else ())),
     )
 
 
@@ -158,7 +161,7 @@ def render(e: Explanation) -> str:
         f"  What     {e.what}",
         f"  Since    {when(e.since)}",
         f"  Next     {e.next_action}" + (f" ({when(e.next_at)})" if e.next_at is not None else ""),
-        f"  Steps    {step}{e.committed_step} committed, target {e.target_step}",
+        f"  Steps    {step}{e.committed_step} committed, target {e.target_step}{_left(e.seconds_left)}",
     ]
     if e.plan:
         batch = f"{e.micro_batch} × {e.accumulation}" if e.micro_batch else "?"
@@ -192,6 +195,10 @@ def when(seconds: float | None) -> str:
 
 
 # -- inside
+
+
+def _left(seconds: float | None) -> str:
+    return "" if seconds is None else f", {about(seconds)} left at this pace"
 
 
 def _what(run: TrainingRun, o: Observation, decision: Decision) -> str:

@@ -85,6 +85,7 @@ def _by_records(known: KnownRun, rundir: RunDirectory) -> Explanation:
         committed_step=committed,
         target_step=target,
         loss=progress.loss if progress else None,
+        seconds_left=progress.seconds_left(target) if progress and not done else None,
         last_ending=endings[-1] if endings else None,
     )
 

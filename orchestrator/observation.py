@@ -11,6 +11,7 @@ from orchestrator.memory import Mark
 from orchestrator.planning import Rung
 from trainer.recipe import Recipe
 from trainer.rundir.records import (
+    Alarm,
     AttemptSpec,
     Ending,
     ExitRecord,
@@ -70,6 +71,7 @@ class Observation:
     starts: tuple[StartFacts, ...] = ()  # of HEAD's attempt, oldest first: the current one, and those not in the ledger
     pod_exits: Mapping[str, ExitRecord] = field(default_factory=dict)  # pod uid -> exit.json written before a claim
     endings: tuple[Ending, ...] = ()  # the ledger, by attempt and index
+    alarms: tuple[Alarm, ...] = ()  # about the data that is trained on, as the current start reports them
     highest_attempt: int = 0  # the highest that this process, or the run's status, ever saw in HEAD
     # Cluster.
     view: ClusterView | None = None

@@ -18,6 +18,7 @@ from orchestrator.planning import ladder
 from trainer.errors import ConfigurationError, StorageUnavailable, TruthUnknown
 from trainer.recipe import Recipe
 from trainer.rundir.records import (
+    Alarm,
     AttemptSpec,
     Ending,
     ExitRecord,
@@ -51,6 +52,7 @@ class RunReader(Protocol):
     def endings(self, attempt: int) -> tuple[Ending, ...]: ...
     def read_request(self, identifier: str) -> Request | None: ...
     def read_answer(self, identifier: str) -> RequestDone | None: ...
+    def read_alarm(self, name: str) -> Alarm | None: ...
 
 
 def image_of(run: TrainingRun) -> str:
@@ -131,7 +133,14 @@ def _with_run_directory(o: Observation, rundir: RunReader, memory: Memory, stopp
         o = _with_request(o, rundir, head)
     starts = tuple(_start_facts(rundir, head, start) for start in _starts_of_interest(o, head))
     exits = {uid: record for a, uid in _pods_of_interest(o) if (record := rundir.read_pod_exit(a, uid)) is not None}
-    return replace(o, starts=starts, pod_exits=exits)
+    alarms = tuple(alarm for name in _alarms(starts, head) if (alarm := rundir.read_alarm(name)) is not None)
+    return replace(o, starts=starts, pod_exits=exits, alarms=alarms)
+
+
+def _alarms(starts: tuple[StartFacts, ...], head: Head) -> tuple[str, ...]:
+    """Names of the open alarms; the current start repeats those of its predecessors once it has begun."""
+    reports = [start.progress for start in starts if start.start == head.start and start.progress is not None]
+    return reports[-1].alarms if reports else ()
 
 
 def _with_request(o: Observation, rundir: RunReader, head: Head) -> Observation:

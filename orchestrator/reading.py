@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 
 from trainer.recipe import Data, Recipe
 from trainer.rundir.records import (
+    Alarm,
     AttemptSpec,
     Ending,
     ExitRecord,
@@ -92,6 +93,9 @@ class RunReading:
 
     def read_answer(self, identifier: str) -> RequestDone | None:
         return self._once(self._rundir.read_answer, identifier)
+
+    def read_alarm(self, name: str) -> Alarm | None:
+        return self._once(self._rundir.read_alarm, name)
 
     def read_progress(self, attempt: int, start: int) -> Progress | None:
         return self._now(self._rundir.read_progress, attempt, start)

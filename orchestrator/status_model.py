@@ -75,8 +75,8 @@ class RunStatus(Document):
         max_length=32,
         description="Ready: the spec is accepted and the run looked after, true while it trains. Succeeded: the target "
         "is committed; its reason is the STATUS of lists. Finished: the run has ended either way. Admitted: the queue "
-        "gave room. Training: steps advance. Suspended: stopped by spec.suspend. Degraded: on a lower rung of the "
-        "ladder than the first. Stalled: no new commit although it may run. Reconciling: the spec is not applied yet",
+        "gave room. Training: steps advance. Suspended: stopped by spec.suspend. Degraded: an alarm about the data is "
+        "open, or it runs on a lower rung of the ladder than the first. Stalled: no new commit although it may run. Reconciling: the spec is not applied yet",
     )
     step: int | None = Field(default=None, ge=0, description="last completed step")
     target_step: int | None = Field(default=None, ge=0, description="the step that makes the run done")

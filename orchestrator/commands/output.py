@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from orchestrator.durations import about
+
 API_VERSION = "untildone.dev/v1alpha1"
 
 STATUS_COLOURS = {
@@ -75,16 +77,7 @@ def _paint_first_match(line: str) -> str:
 
 def duration(seconds: float | None) -> str:
     """A length of time as people write it: 4s, 2m05s, 3h12m, 2d04h."""
-    if seconds is None:
-        return "-"
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+    return "-" if seconds is None else about(seconds)
 
 
 def rate(value: float | None) -> str:

@@ -36,6 +36,9 @@ class Shown:
     eta: float | None  # seconds
     message: str
     endings: tuple[str, ...]
+    alarms: tuple[str, ...] = ()
+    mfu: float | None = None
+    skipped: int = 0
 
     def line(self) -> str:
         """As one plain line: fixed names, no colour."""
@@ -46,6 +49,10 @@ class Shown:
             figures.append(f"loss={self.loss:.4f}")
         if self.tokens_per_second:
             figures.append(f"tok/s={rate(self.tokens_per_second)}")
+        if self.mfu is not None:
+            figures.append(f"mfu={100 * self.mfu:.1f}%")
+        if self.skipped:
+            figures.append(f"skipped={self.skipped}")
         if self.eta is not None:
             figures.append(f"eta={duration(self.eta)}")
         return " ".join(figures) + (f"  {self.message}" if self.message else "")
@@ -56,9 +63,6 @@ def describe(run: TrainingRun, look: Look) -> Shown:
     e = explanation(run, look.observation, look.decision, look.now)
     progress = live_progress(look.observation)
     step = max(e.step or 0, e.committed_step)
-    eta = None
-    if progress is not None and progress.step_seconds:
-        eta = max(0, e.target_step - step) * progress.step_seconds
     return Shown(
         status=e.status,
         attempt=f"{e.attempt}.{e.start}" if e.attempt else "-",
@@ -68,15 +72,23 @@ def describe(run: TrainingRun, look: Look) -> Shown:
         committed=e.committed_step,
         loss=e.loss,
         tokens_per_second=progress.tokens_per_second if progress else None,
-        eta=eta,
+        mfu=progress.mfu if progress else None,
+        skipped=progress.skipped_steps or 0 if progress else 0,
+        eta=e.seconds_left,
         message="" if e.status in SELF_EVIDENT else e.what,
         endings=tuple(_ended(ending) for ending in look.observation.endings),
+        alarms=tuple(f"alarm: {alarm.message}" for alarm in look.observation.alarms),
     )
 
 
 def _ended(ending: Ending) -> str:
     name = f"start {ending.attempt}.{ending.start}" if ending.start is not None else f"attempt {ending.attempt}"
     return f"{name} ended: {ending.cause}, step {ending.last_committed_step} is committed"
+
+
+def _new_alarms(before: Shown | None, now: Shown) -> list[str]:
+    """Also at the first look: an alarm is open until somebody acknowledges it."""
+    return [alarm for alarm in now.alarms if before is None or alarm not in before.alarms]
 
 
 class Watch(Protocol):
@@ -106,6 +118,8 @@ class PlainWatch(AbstractContextManager["PlainWatch"]):
         now = describe(self._run, look)
         for ending in now.endings[len(self._last.endings) if self._last else len(now.endings) :]:
             self._write(f"{_clock()} {ending}")
+        for alarm in _new_alarms(self._last, now):
+            self._write(f"{_clock()} {alarm}")
         news = (now.status, now.attempt, now.plan, now.committed)
         if news != self._news:
             self._write(f"{_clock()} {now.line()}")
@@ -149,6 +163,8 @@ class TerminalWatch(AbstractContextManager["TerminalWatch"]):
         print_ = self._progress.console.print
         for ending in now.endings[len(self._last.endings) if self._last else len(now.endings) :]:
             print_(f"{_clock()} {ending}", style="yellow", highlight=False)
+        for alarm in _new_alarms(self._last, now):
+            print_(f"{_clock()} {alarm}", style="red", highlight=False)
         if self._last is not None and now.attempt != self._last.attempt and not now.attempt.endswith((".0", "-")):
             print_(f"{_clock()} attempt {now.attempt} on {now.plan}", highlight=False)
         figures = [now.status, f"{now.attempt} {now.plan}"]
@@ -156,6 +172,10 @@ class TerminalWatch(AbstractContextManager["TerminalWatch"]):
             figures.append(f"loss {now.loss:.3f}")
         if now.tokens_per_second:
             figures.append(f"{rate(now.tokens_per_second)} tok/s")
+        if now.mfu is not None:
+            figures.append(f"MFU {100 * now.mfu:.1f} %")
+        if now.skipped:
+            figures.append(f"{now.skipped} skipped")
         if now.eta is not None:
             figures.append(f"eta {duration(now.eta)}")
         if now.message:

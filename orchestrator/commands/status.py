@@ -7,7 +7,9 @@ import click
 from orchestrator.cli import Exit
 from orchestrator.commands.output import cluster_options, columns, duration, json_option, local_option, write_json
 
-HEADER = ("NAME", "STATUS", "STEP", "TARGET", "PLAN", "ATTEMPT", "COMMITTED", "AGE")
+HEADER = ("NAME", "STATUS", "STEP", "TARGET", "PLAN", "ATTEMPT", "COMMITTED", "LEFT", "AGE")
+
+HEADER_IN_CLUSTER = tuple(name for name in HEADER if name != "LEFT")
 
 
 @click.command("status")
@@ -27,7 +29,8 @@ def status_command(
 
     With -n, the TrainingRuns in that namespace of a Kubernetes cluster, as the operator wrote their status last.
 
-    STEP is the last completed step, COMMITTED the one that a resumed run continues from. Exits 5 when the truth about a
+    STEP is the last completed step, COMMITTED the one that a resumed run continues from, LEFT the time to TARGET at the
+    present pace. Exits 5 when the truth about a
     run could not be read.
     """
     if namespace is not None:
@@ -52,6 +55,7 @@ def status_command(
                 (g.explanation.plan or "-").replace(" ", ""),
                 f"{g.explanation.attempt}.{g.explanation.start}" if g.explanation.attempt else "-",
                 str(g.explanation.committed_step),
+                duration(g.explanation.seconds_left),
                 duration(age(g)),
             )
             for g in glances
@@ -80,5 +84,5 @@ def _in_cluster(namespace: str, run: str | None, kubeconfig: Path | None, contex
             shown = ["-" if figure is None else str(figure) for figure in figures]
             committed = "-" if s is None or s.committed_step is None else str(s.committed_step)
             rows.append((one.name, word, *shown, attempt, committed, duration(one.age)))
-        click.echo(columns(HEADER, rows))
+        click.echo(columns(HEADER_IN_CLUSTER, rows))
     return Exit.UNKNOWN if "TruthUnknown" in words else Exit.DONE

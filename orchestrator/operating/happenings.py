@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.api import TrainingRun
+from orchestrator.conditions import ALARM_REASONS
 from orchestrator.daemon import Look
 from orchestrator.decisions import (
     AppendEnding,
@@ -82,7 +83,7 @@ class Happening:
 
 def happenings(run: TrainingRun, look: Look) -> tuple[Happening, ...]:
     """Everything that `look` shows to have happened, oldest first; most of it was told before."""
-    return (*_ledger(look), *_attempt(look), *_state(run, look))
+    return (*_ledger(look), *_attempt(look), *_alarms(look), *_state(run, look))
 
 
 def refusal(generation: int, message: str, at: tuple[int, int] = (0, 0)) -> Happening:
@@ -107,6 +108,8 @@ def told_before(happening: Happening, written: RunStatus | None) -> bool:
         return happening.after[0] < reached[0] or (happening.after <= reached and (kind == "submitted" or admitted))
     if kind in ("training", "set-aside"):
         return happening.after <= reached
+    if kind == "alarm":
+        return happening.note.partition(": ")[2][:200] in written.condition("Degraded").message
     word = written.condition("Succeeded").reason
     if kind != "state" or word != ("Refused" if happening.reason == "OwnedByOther" else happening.reason):
         return False
@@ -156,6 +159,15 @@ def _attempt(look: Look) -> Iterator[Happening]:
             f"attempts/{o.attempt}/{start.start}/ in the run directory"
         )
         yield Happening(f"set-aside/{o.attempt}.{start.start}", "SetAside", note, now, warning=True)
+
+
+def _alarms(look: Look) -> Iterator[Happening]:
+    """What the trainer says about the data it trains on."""
+    o = look.observation
+    for alarm in o.alarms:
+        note = _note(f"start {alarm.attempt}.{alarm.start}: {alarm.message}")
+        at = (o.attempt, o.head.start if o.head else 0)
+        yield Happening(f"alarm/{alarm.name}", ALARM_REASONS[alarm.kind], note, at, warning=True)
 
 
 def _state(run: TrainingRun, look: Look) -> Iterator[Happening]:

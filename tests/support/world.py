@@ -26,6 +26,7 @@ from trainer.errors import Fenced, StorageUnavailable, TruthUnknown
 from trainer.hardware import device_type
 from trainer.recipe import Recipe, load
 from trainer.rundir.records import (
+    Alarm,
     AttemptSpec,
     CommitRef,
     Ending,
@@ -102,6 +103,7 @@ class MemoryRunDirectory:
         self.ledger: dict[int, list[Ending]] = {}
         self.requests: dict[str, Request] = {}
         self.answers: dict[str, RequestDone] = {}
+        self.alarms: dict[str, Alarm] = {}
 
     def _ask(self) -> None:
         if self.down:
@@ -152,6 +154,10 @@ class MemoryRunDirectory:
     def read_answer(self, identifier: str) -> RequestDone | None:
         self._ask()
         return self.answers.get(identifier)
+
+    def read_alarm(self, name: str) -> Alarm | None:
+        self._ask()
+        return self.alarms.get(name)
 
     def endings(self, attempt: int | None = None) -> tuple[Ending, ...]:
         self._ask()

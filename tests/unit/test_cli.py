@@ -182,7 +182,7 @@ def test_plan_for_other_hardware(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_status_of_a_finished_run(known: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--local", str(known)]) == Exit.DONE
     header, row = capsys.readouterr().out.splitlines()
-    assert header.split() == ["NAME", "STATUS", "STEP", "TARGET", "PLAN", "ATTEMPT", "COMMITTED", "AGE"]
+    assert header.split() == ["NAME", "STATUS", "STEP", "TARGET", "PLAN", "ATTEMPT", "COMMITTED", "LEFT", "AGE"]
     assert row.split()[:7] == ["demo", "Completed", "56", "56", "cpu-8", "3.1", "56"]
 
 
