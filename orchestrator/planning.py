@@ -4,8 +4,7 @@ The global batch never changes: fewer devices mean more accumulation, and a devi
 split exactly is refused with the ones that can.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from orchestrator.api import TrainingRun
 from trainer.errors import ConfigurationError
@@ -40,25 +39,6 @@ class Rung:
 def shown(plan: Plan) -> str:
     """A plan in a few characters: "cpu-8", "2 × tpu7x-4x4x4"."""
     return plan.device_type if plan.slices == 1 else f"{plan.slices} × {plan.device_type}"
-
-
-@dataclass(frozen=True)
-class PlanRow:
-    """One line of `untildone plan`."""
-
-    rung: int
-    device_type: str
-    slices: int
-    devices: int
-    processes: int
-    micro_batch: int
-    accumulation: int
-    per_device_batch: int
-    remat: str
-    wait_in_queue: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def ladder(run: TrainingRun, recipe: Recipe) -> tuple[Rung, ...]:
@@ -114,23 +94,4 @@ def settings(run: TrainingRun) -> Settings:
         log_seconds=spec.log_every,
         compile_cache=spec.compile_cache or (f"{spec.run_directory.rstrip('/')}/cache/compile" if local else None),
         init_from=spec.init_from.settings() if spec.init_from else None,
-    )
-
-
-def plan_rows(rungs: tuple[Rung, ...]) -> tuple[PlanRow, ...]:
-    """The table that `untildone plan` shows."""
-    return tuple(
-        PlanRow(
-            rung=rung.index,
-            device_type=rung.plan.device_type,
-            slices=rung.plan.slices,
-            devices=rung.plan.devices,
-            processes=rung.plan.processes,
-            micro_batch=rung.plan.micro_batch,
-            accumulation=rung.plan.accumulation,
-            per_device_batch=rung.plan.per_device_batch,
-            remat=rung.plan.remat,
-            wait_in_queue=rung.wait_in_queue,
-        )
-        for rung in rungs
     )

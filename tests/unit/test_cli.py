@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import resource
 import subprocess
 import sys
@@ -156,7 +157,8 @@ def test_plan_shows_the_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture
     file.write_text(RUN_YAML)
     assert main(["plan", "-f", str(file)]) == Exit.DONE
     out = capsys.readouterr().out
-    assert "cpu-8: 8 devices × 64 micro-batch × 1 accumulation = 512" in out
+    assert re.search(r"^0 +cpu-8 +fsdp=8 +64×1×8 +none", out, re.MULTILINE)
+    assert "micro-batch × accumulation × data-parallel devices = 512" in out
     assert main(["plan", "-f", str(file), "--json"]) == Exit.DONE
     body = json.loads(capsys.readouterr().out)
     assert (body["apiVersion"], body["kind"]) == ("untildone.dev/v1alpha1", "Plan")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.planning import ladder, make_plan, plan_rows, settings
+from orchestrator.planning import ladder, make_plan, settings
 from tests.support.world import run_of, tiny_recipe
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type, device_types
@@ -81,14 +81,6 @@ def test_an_unknown_device_type_names_the_field_and_near_ones() -> None:
 def test_two_names_of_one_slice_are_one_rung_too_many() -> None:
     with pytest.raises(ConfigurationError, match=r"the same slice as spec\.ladder\[0\]"):
         ladder(run_of(ladder=[{"deviceType": "v5p-4x4x4"}, {"deviceType": "v5p-128"}]), TINY)
-
-
-def test_the_table_of_the_ladder() -> None:
-    rows = [row.to_json() for row in plan_rows(ladder(run_of(), TINY))]
-    assert [(row["device_type"], row["micro_batch"], row["accumulation"], row["per_device_batch"]) for row in rows] == [
-        ("cpu-8", 64, 1, 64),
-        ("cpu-2", 64, 4, 256),
-    ]
 
 
 def test_settings_carry_everything_the_trainer_is_told() -> None:

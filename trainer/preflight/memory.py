@@ -12,8 +12,6 @@ committed table, as are those of programs that did not fit, whose size the compi
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from trainer.preflight.model_flops import parameters
 from trainer.preflight.policies import POLICIES, Policy
 from trainer.recipe import Recipe
@@ -23,6 +21,7 @@ STATE_BYTES = 12  # per parameter: float32 weight and two moments
 GRADIENT_BYTES = 4
 UNKNOWN = 0.1  # safety, as a share of the prediction, where a policy has never been compiled
 KNOWN = 0.02
+HELD = 1e-3  # weight of the starting values, in GiB²
 WHOLE = next(p for p in POLICIES if not p.recomputed)
 
 
@@ -91,13 +90,36 @@ def point(shape: Shape, devices: int, micro_batch: int, accumulation: int, remat
 
 
 def fit(points: Iterable[Point]) -> MemoryModel:
-    """Least squares over the compiled programs; without any, the definitions of the policies and nothing fixed."""
+    """Least squares over the compiled programs, held lightly at fixed = 0 and scale = 1: few programs leave some of it
+    open. Without any, the definitions of the policies and nothing fixed."""
     known = list(points)
-    if not known:
-        return MemoryModel(0.0, {}, 0.0)
     names = sorted({p.policy for p in known})
-    matrix = np.array([[1.0, *(p.unit_gib if p.policy == n else 0.0 for n in names)] for p in known])
-    rest = np.array([p.peak_gib - p.base_gib for p in known])
-    solution, *_ = np.linalg.lstsq(matrix, rest, rcond=None)
-    error = float(np.max(np.abs(matrix @ solution - rest)))
-    return MemoryModel(float(solution[0]), {n: float(s) for n, s in zip(names, solution[1:], strict=True)}, error)
+    rows = [[1.0, *(p.unit_gib if p.policy == n else 0.0 for n in names)] for p in known]
+    rest = [p.peak_gib - p.base_gib for p in known]
+    start = [0.0, *(1.0 for _ in names)]
+    # The normal equations.
+    left = [
+        [sum(r[i] * r[j] for r in rows) + (HELD if i == j else 0.0) for j in range(len(start))]
+        for i in range(len(start))
+    ]
+    right = [sum(r[i] * y for r, y in zip(rows, rest, strict=True)) + HELD * start[i] for i in range(len(start))]
+    solution = _solve(left, right)
+    errors = [sum(a * b for a, b in zip(r, solution, strict=True)) - y for r, y in zip(rows, rest, strict=True)]
+    scales = dict(zip(names, solution[1:], strict=True))
+    return MemoryModel(solution[0], scales, max((abs(e) for e in errors), default=0.0))
+
+
+def _solve(left: list[list[float]], right: list[float]) -> list[float]:
+    """x of left · x = right by elimination; `left` is positive definite, so that no pivot is zero. numpy is not imported:
+    the operator does without it."""
+    size = len(right)
+    work = [[*row, value] for row, value in zip(left, right, strict=True)]
+    for i in range(size):
+        for j in range(i + 1, size):
+            factor = work[j][i] / work[i][i]
+            work[j] = [b - factor * a for a, b in zip(work[i], work[j], strict=True)]
+    solution = [0.0] * size
+    for i in reversed(range(size)):
+        known = sum(work[i][j] * solution[j] for j in range(i + 1, size))
+        solution[i] = (work[i][size] - known) / work[i][i]
+    return solution

@@ -1,0 +1,186 @@
+"""The planner against compiled programs: what is known wins, what is estimated keeps a margin, refusals say what would do."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from orchestrator.plan_table import REACHED, plan_table
+from orchestrator.planning import Rung, make_plan
+from trainer.errors import ConfigurationError
+from trainer.hardware import device_type
+from trainer.plan import Plan
+from trainer.preflight import document, table
+from trainer.preflight.choice import candidates, choose
+from trainer.preflight.memory import GIB, MemoryModel, base, fit, point, shape_of, unit
+from trainer.preflight.policies import POLICIES
+from trainer.preflight.table import Row, cost_key
+from trainer.recipe import Recipe, load, override
+
+SEVEN_B: Recipe = load("olmo3_7b_stage1")
+KIND = device_type("tpu7x-4x4x4")
+SHAPE = shape_of(SEVEN_B)
+NONE, *_, FULL = sorted(POLICIES, key=lambda p: p.recomputed)
+
+
+def row(micro_batch: int, remat: str, peak: float, device: str = KIND.name, slices: int = 1, floor: float = 2.0) -> Row:
+    kind = device_type(device)
+    assert kind.hbm_gib_per_device is not None
+    devices = kind.devices * slices
+    return Row(
+        recipe=SEVEN_B.name,
+        key=cost_key(SEVEN_B),
+        device_type=device,
+        slices=slices,
+        devices=devices,
+        micro_batch=micro_batch,
+        accumulation=SEVEN_B.global_batch // devices // micro_batch,
+        remat=remat,
+        verdict="fits" if peak <= kind.hbm_gib_per_device else "out of memory",
+        peak_gib=peak,
+        limit_gib=kind.hbm_gib_per_device,
+        compile_seconds=1.0,
+        versions={},
+        shape=SHAPE.__dict__,
+        step_seconds_floor=floor if peak <= kind.hbm_gib_per_device else None,
+    )
+
+
+def test_the_planner_knows_every_policy_that_a_plan_can_name() -> None:
+    assert {p.name for p in POLICIES} == set(get_args(Plan.model_fields["remat"].annotation))
+
+
+def test_recomputing_comes_last_and_more_passes_before_it() -> None:
+    tried = [(c.plan.micro_batch, c.policy.recomputed) for c in candidates(SEVEN_B, KIND, 1)]
+    assert tried[:3] == [(4, NONE.recomputed), (2, NONE.recomputed), (1, NONE.recomputed)]
+    assert [share for _, share in tried] == sorted(share for _, share in tried)
+
+
+def test_the_best_that_is_known_to_fit_is_taken() -> None:
+    known = [row(4, NONE.name, 150.0), row(2, NONE.name, 80.0), row(1, NONE.name, 45.0), row(4, FULL.name, 60.0)]
+    choice = choose(SEVEN_B, KIND, known=known)
+    assert (choice.plan.micro_batch, choice.plan.remat, choice.peak_gib, choice.source) == (
+        2,
+        NONE.name,
+        80.0,
+        "compiled",
+    )
+    # What ran out of memory is never taken, whatever the model thinks of it.
+    choice = choose(SEVEN_B, KIND, known=[row(2, NONE.name, 95.0), row(1, NONE.name, 50.0)])
+    assert (choice.plan.micro_batch, choice.source) == (1, "compiled")
+
+
+def test_the_model_learns_from_what_did_not_fit_and_carries_over_to_other_slices() -> None:
+    """165 GiB at two instances, 88.6 at one: 76 an instance, so that no larger slice takes two either."""
+    known = [row(2, NONE.name, 164.9), row(1, NONE.name, 88.6), row(2, FULL.name, 40.0), row(4, FULL.name, 60.0)]
+    choice = choose(SEVEN_B, device_type("tpu7x-4x4x8"), known=known)
+    assert (choice.plan.micro_batch, choice.plan.remat, choice.source) == (1, NONE.name, "estimated")
+    assert choice.peak_gib == pytest.approx(88.2, abs=3)
+
+
+def test_an_estimate_keeps_away_from_the_limit_by_how_wrong_the_model_was() -> None:
+    known = [row(1, NONE.name, 91.0), row(2, FULL.name, 40.0), row(4, FULL.name, 60.0)]
+    larger = device_type("tpu7x-4x4x8")
+    assert choose(SEVEN_B, larger, known=known).plan.remat == NONE.name
+    # The same, but two compilations contradict each other by some GiB: one instance at 91 is now too near to 94.7.
+    torn = [*known, row(4, FULL.name, 66.0, "v5p-4x4x8")]
+    assert choose(SEVEN_B, larger, known=torn).plan.remat == FULL.name
+
+
+def test_the_fit_finds_what_made_the_points() -> None:
+    truth = {NONE.name: 1.7, FULL.name: 1.3}
+    points = [
+        point(
+            SHAPE,
+            devices,
+            micro,
+            2,
+            policy,
+            base(SHAPE, devices, 2) + 6.0 + truth[policy.name] * unit(SHAPE, micro, policy),
+        )
+        for policy in (NONE, FULL)
+        for devices, micro in ((64, 1), (128, 2), (512, 4))
+    ]
+    model = fit(points)
+    assert model.fixed_gib == pytest.approx(6.0, abs=0.05)
+    assert model.scales == pytest.approx(truth, abs=0.01)
+    assert model.error_gib < 0.05
+
+
+def test_state_and_gradients_are_divided_over_all_devices() -> None:
+    assert base(SHAPE, 128, 1) * GIB == pytest.approx(16 * 7.2986e9 / 128, rel=1e-3)
+    assert base(SHAPE, 128, 2) * GIB == pytest.approx(20 * 7.2986e9 / 128, rel=1e-3)
+
+
+def test_a_policy_never_compiled_has_a_wider_margin() -> None:
+    model = MemoryModel(0.0, {NONE.name: 1.0}, 0.5)
+    assert model.margin(80.0, FULL) > model.margin(80.0, NONE) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        (
+            "tpu7x-4x4x12",
+            ("384 devices", "remainder 128", "67% of the work would count", "not built", "tpu7x-4x4x8 (256"),
+        ),
+        ("tpu7x-8x8x8", ("smaller than 1024", "50% of the slice", "not built", "tpu7x-4x8x8 (512 devices)")),
+        ("v5p-8x8x12", ("768 devices", "smaller than 768", "67% of the slice", "not built")),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_what_it_would_cost(device: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        choose(SEVEN_B, device_type(device))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_what_fits_nowhere_says_what_is_missing() -> None:
+    long = override(SEVEN_B, {"sequence_length": 2**22})
+    with pytest.raises(
+        ConfigurationError, match="no slice of tpu7x would do: one sequence is not divided over devices"
+    ):
+        choose(long, KIND)
+
+
+def test_recipes_that_differ_in_rates_and_files_cost_the_same() -> None:
+    assert cost_key(override(SEVEN_B, {"optimizer.weight_decay": 0.2, "name": "x", "init_seed": 7})) == cost_key(
+        SEVEN_B
+    )
+    assert cost_key(override(SEVEN_B, {"model.n_layers": 28})) != cost_key(SEVEN_B)
+    assert cost_key(override(SEVEN_B, {"data.mask_documents": True})) != cost_key(SEVEN_B)
+
+
+def test_the_committed_table_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    table.write(tmp_path / "plans.json", table.rows())
+    assert table.read(tmp_path / "plans.json") == table.rows()
+    assert (tmp_path / "plans.json").read_text() == table.FILE.read_text() if table.FILE.exists() else not table.rows()
+
+
+def test_every_row_that_the_planner_takes_fits() -> None:
+    for r in table.rows():
+        assert r.fits == (r.peak_gib is not None and r.peak_gib <= r.limit_gib), r
+        assert r.micro_batch * r.accumulation * r.devices == load(r.recipe).global_batch
+
+
+def test_the_page_of_plans_is_the_generated_one() -> None:
+    page = Path(__file__).parents[2] / "docs" / "plans.md"
+    assert page.read_text() == document.markdown(), "python -m trainer.preflight.fill --document"
+
+
+def test_days_and_chip_hours_follow_from_the_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = (row(2, NONE.name, 80.0, floor=2.0), row(1, NONE.name, 45.0, "tpu7x-4x8x8", floor=0.5))
+    monkeypatch.setattr(table, "rows", lambda: known)
+    monkeypatch.setattr(table, "memory_model", lambda: table.fitted(known))
+    names = ("tpu7x-4x8x8", "tpu7x-4x4x4", "v5p-4x4x8")
+    rungs = [Rung(i, make_plan(SEVEN_B, name), name.split("-")[0], 0.0) for i, name in enumerate(names)]
+    large, small, other = plan_table(rungs, SEVEN_B, 1000)
+    assert small.step_seconds_estimate == pytest.approx(2.0 / REACHED)
+    assert small.tokens_per_second == pytest.approx(512 * 8192 / (2.0 / REACHED))
+    assert small.days == pytest.approx(1000 * 2.0 / REACHED / 86400)
+    assert small.chip_hours == pytest.approx(1000 * 2.0 / REACHED / 3600 * 64)
+    assert (large.against_best, small.against_best) == (1.0, pytest.approx(0.25))
+    assert (large.source, other.source, other.days) == ("compiled", "estimated", None)
+    compiled = replace(known[0], device_type="v5p-4x4x8", peak_gib=70.0)
+    assert plan_table(rungs, SEVEN_B, 1000, {2: compiled})[2].source == "compiled"
