@@ -1,7 +1,7 @@
 # make demo   sets up everything, then shows a real run survive every kind of interruption
 # make test   sets up everything, then runs checks and tests; make test-cluster those on a real control plane
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast test-cluster check format bench bench-operator bench-maxtext lab lab-demo lab-down manifests lock clean
+.PHONY: help env demo test test-fast test-cluster check format plans bench bench-operator bench-maxtext lab lab-demo lab-down manifests lock clean
 
 RUN := .venv/bin/python
 export PYTHONUNBUFFERED := 1
@@ -58,6 +58,9 @@ lab-down: env  ## stop the lab
 manifests: env  ## write what is made from the code and the chart: CustomResourceDefinition and plain manifests
 	@$(RUN) -m orchestrator.crd
 	@$(RUN) -m tools.render_manifests
+
+plans: env  ## compile the train step for the slices of docs/plans.md that its table lacks (hours; can be stopped)
+	@nice -n 15 $(RUN) -m trainer.preflight.fill
 
 LOCK := UV_PYTHON_DOWNLOADS=never .tools/bin/uv pip compile --quiet --python .venv/bin/python --no-header --no-emit-index-url --universal --python-version 3.12
 lock: env  ## compile the pinned requirement files from pyproject.toml
