@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -252,16 +253,18 @@ class GcsRoot:
             TimeoutError,
             ShortRead,
         )
+
+        def may_pass(error: BaseException) -> bool:
+            return isinstance(error, passing) or getattr(error, "code", None) == HTTPStatus.REQUEST_TIMEOUT
+
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(passing),
+            retry=tenacity.retry_if_exception(may_pass),
             wait=tenacity.wait_random_exponential(multiplier=0.5, max=30),
             stop=tenacity.stop_after_delay(GCS_RETRY_SECONDS),
             reraise=True,
         )
         try:
             return retrying(call)
-        except passing as error:
-            raise StorageUnavailable(f"{self._words.file} {path} below {self.uri}: {error}") from error
         except api.RequestRangeNotSatisfiable:
             raise _ended(self._words, path, self.uri, end) from None
         except api.NotFound:
@@ -270,6 +273,8 @@ class GcsRoot:
             raise ConfigurationError(
                 f"{self._words.file} {path} below {self.uri} may not be read: {error.message}"
             ) from None
+        except (*passing, api.GoogleAPICallError) as error:
+            raise StorageUnavailable(f"{self._words.file} {path} below {self.uri}: {error}") from error
 
 
 def _ended(words: Wording, path: str, uri: str, end: int) -> ConfigurationError:
