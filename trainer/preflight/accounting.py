@@ -52,6 +52,7 @@ class Report:
     mfu_ceiling: float | None = None
     communication: list[dict[str, Any]] = field(default_factory=list)
     largest: list[dict[str, Any]] = field(default_factory=list)
+    products: list[dict[str, Any]] = field(default_factory=list)  # matmuls by the cycles they take
     recomputed: list[dict[str, Any]] = field(default_factory=list)
     attention: list[dict[str, Any]] = field(default_factory=list)
     uncounted_loops: list[str] = field(default_factory=list)  # their length depends on data; taken to run once
@@ -114,24 +115,55 @@ def account(
         mfu_ceiling=flops.model / (total / clock * peak),
         communication=collectives.by_kind(collectives.collectives(executions, per_execution)),
         largest=[asdict(b) for b in buffers.largest(executions)],
+        products=_products(executions, products, peak / clock),
         recomputed=_recomputed(executions, products),
         attention=_kernels(attention),
         uncounted_loops=executions.uncounted,
     )
 
 
+def _products(executions: Executions, products: list[Matmul], peak: float) -> list[dict[str, Any]]:
+    """Matmuls of one place and shape, with everything fused into them. `peak` is FLOPs per cycle."""
+    groups: dict[str, list[float]] = {}
+    counted: set[str] = set()
+    for product in products:
+        entry = groups.setdefault(_where(executions, product), [0, 0, 0.0])
+        entry[0] += product.times
+        entry[1] += product.flops * product.times
+        if product.scheduled.name not in counted:  # a fusion may hold two products; its cycles count once
+            counted.add(product.scheduled.name)
+            entry[2] += product.scheduled.cycles * product.times
+    ordered = sorted(groups.items(), key=lambda item: -item[1][2])
+    return [
+        {
+            "where": where,
+            "executions": int(times),
+            "flops": int(total),
+            "cycles": int(cycles_),
+            "of_peak": round(total / (cycles_ * peak), 3) if cycles_ else None,
+        }
+        for where, (times, total, cycles_) in ordered
+    ]
+
+
 def _recomputed(executions: Executions, products: list[Matmul]) -> list[dict[str, Any]]:
     groups: dict[str, list[int]] = {}
     for product in products:
         if product.is_recomputed:
-            stack = executions.module.stack(product.instruction.frame)
-            ours = next((f for f in stack if f.file in ("model", "loss") and "matmul" not in f.function), None)
-            place = f"{ours.file}.py:{ours.line} {ours.function}" if ours else product.instruction.op_name
-            entry = groups.setdefault(f"{place} {product.instruction.arrays[0]}", [0, 0])
+            entry = groups.setdefault(_where(executions, product), [0, 0])
             entry[0] += product.times
             entry[1] += product.flops * product.times
     ordered = sorted(groups.items(), key=lambda item: -item[1][1])
     return [{"where": where, "executions": times, "flops": total} for where, (times, total) in ordered]
+
+
+def _where(executions: Executions, product: Matmul) -> str:
+    """Line of ours that asked for a product, whether for a gradient, and its result's shape."""
+    stack = executions.module.stack(product.instruction.frame)
+    ours = next((f for f in stack if f.file in ("model", "loss") and "matmul" not in f.function), None)
+    place = f"{ours.file}.py:{ours.line} {ours.function}" if ours else product.instruction.op_name
+    backward = ", backward" if "transpose(" in product.instruction.op_name else ""
+    return f"{place}{backward} → {product.instruction.arrays[0]}"
 
 
 def _kernels(attention: list[Kernel]) -> list[dict[str, Any]]:

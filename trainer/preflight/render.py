@@ -34,6 +34,16 @@ def lines(report: Report) -> Iterator[str]:
     total = sum(report.cycles.values())
     yield from _table("cycles", [(f"{v / total:6.1%}", name) for name, v in report.cycles.items()])
     yield from _table(
+        "matmuls, by cycles",
+        [
+            (
+                f"{p['cycles'] / total:6.1%}",
+                f"{p['executions']:,} × {p['where']}: {'?' if p['of_peak'] is None else format(p['of_peak'], '.0%')} of peak",
+            )
+            for p in report.products
+        ],
+    )
+    yield from _table(
         "attention kernels",
         [
             (f"{k['executions']:,} ×", f"{k['direction']}, {k['blocks']} blocks, {k['flops']:.4g} FLOPs")
