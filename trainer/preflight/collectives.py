@@ -70,7 +70,7 @@ def _starts(executions: Executions) -> dict[str, tuple[Computation, Instruction]
 
 
 def _between(computation: Computation, start: Instruction, cycles_of: dict[str, float]) -> float:
-    """Work between a start and the -done that ends it."""
+    """Work between a start with its operands and the -done that ends it."""
     waited, open_names = 0.0, {start.name}
     order = list(computation.instructions.values())
     at = next(i for i, instruction in enumerate(order) if instruction.name == start.name)
@@ -78,8 +78,9 @@ def _between(computation: Computation, start: Instruction, cycles_of: dict[str, 
         if open_names & set(instruction.operands):
             if instruction.opcode.endswith("-done"):
                 return waited
-            if instruction.opcode.endswith("-update"):
+            if instruction.opcode.endswith("-update"):  # only here does it get its operands
                 open_names.add(instruction.name)
+                waited = 0.0
         waited += cycles_of.get(instruction.name, 0.0)
     return waited
 
