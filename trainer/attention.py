@@ -49,4 +49,12 @@ def _block(q: jax.Array, k: jax.Array, v: jax.Array, mask: np.ndarray | jax.Arra
     """q [b, s, kv, group, d], k and v [b, t, kv, d], mask bool [s, t] or [b, 1, 1, s, t] -> q's shape."""
     scores = jnp.einsum("bskgd,btkd->bkgst", q, k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask, scores, -jnp.inf)
-    return jnp.einsum("bkgst,btkd->bskgd", jax.nn.softmax(scores, axis=-1).astype(v.dtype), v)
+    return jnp.einsum("bkgst,btkd->bskgd", _softmax(scores).astype(v.dtype), v)
+
+
+def _softmax(scores: jax.Array) -> jax.Array:
+    """Over the last axis, multiplied with the reciprocal of the sum: XLA turns some divisions by a broadcast value into
+    that, and which ones depends on the number of devices, so that the last bits would too (trainer.reduction).
+    """
+    exp = jnp.exp(scores - jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    return exp * (1 / jnp.sum(exp, axis=-1, keepdims=True))

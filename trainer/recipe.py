@@ -205,8 +205,9 @@ class Recipe(Frozen):
     init_seed: int = 0
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     param_dtype: Literal["float32"] = "float32"
-    reduction: Literal["fast"] = Field(
-        default="fast", description="order of floating-point sums across devices is left to XLA"
+    reduction: Literal["fast", "invariant"] = Field(
+        default="fast",
+        description="order of floating-point sums: fast leaves it to XLA, invariant fixes it whatever the devices",
     )
 
     @model_validator(mode="after")
@@ -225,6 +226,12 @@ class Recipe(Frozen):
             raise ValueError(f"data.untrained_bit needs data.dtype uint32: {self.data.dtype} has no bit 31")
         if self.data.packing is not None:
             self._check_packing(self.data.packing)
+        if self.reduction == "invariant" and self.global_batch & (self.global_batch - 1):
+            below = 1 << self.global_batch.bit_length() - 1
+            raise ValueError(
+                f"reduction invariant sums over instances in pairs, so global_batch must be a power of two: "
+                f"not {self.global_batch}, but {below} or {2 * below}; or use reduction fast"
+            )
         return self
 
     def _check_packing(self, packing: Packing) -> None:

@@ -5,6 +5,7 @@ trains on its own rows. A layer's weights are gathered when it runs, its gradien
 """
 
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from trainer.errors import ConfigurationError
 from trainer.model import ParamSpec, Weights, param_specs
 from trainer.plan import Plan
 from trainer.recipe import Model
+from trainer.reduction import sum_to_shards
 from trainer.splash import attention_for
 
 AXIS = "fsdp"
@@ -54,10 +56,24 @@ def sharded_dim(spec: ParamSpec, devices: int) -> int | None:
     The first dimension that divides, never the layer axis (it is scanned over) and never a norm's: those are so small
     that gathering them costs more than keeping them.
     """
-    for dim, (size, axis) in enumerate(zip(spec.shape, spec.axes, strict=True)):
-        if axis not in ("layer", "norm") and size % devices == 0:
+    for dim, (size, cut) in enumerate(zip(spec.shape, may_be_cut(spec), strict=True)):
+        if cut and size % devices == 0:
             return dim - len(spec.shape)
     return None
+
+
+def may_be_cut(spec: ParamSpec) -> tuple[bool, ...]:
+    """Per dimension of the parameter, whether some number of devices cuts it."""
+    return tuple(axis not in ("layer", "norm") for axis in spec.axes)
+
+
+def sharded_dims(model: Model, mesh: Mesh) -> dict[str, int | None]:
+    """Per parameter the dimension that is cut over the mesh, counted from the front; None: every device has all of it."""
+    dims = {}
+    for name, spec in param_specs(model).items():
+        dim = sharded_dim(spec, mesh.size) if mesh.size > 1 else None
+        dims[name] = None if dim is None else len(spec.shape) + dim
+    return dims
 
 
 def param_pspecs(model: Model, mesh: Mesh) -> dict[str, PartitionSpec]:
@@ -93,11 +109,13 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     return {name: jax.make_array_from_process_local_data(shardings[name], batch[name]) for name in BATCH_PSPECS}
 
 
-def sharded_weights(model: Model, mesh: Mesh, compute_dtype: str) -> Weights:
+def sharded_weights(
+    model: Model, mesh: Mesh, compute_dtype: str, reduction: Literal["fast", "invariant"] = "fast"
+) -> Weights:
     """`Weights` for use inside a shard_map over the mesh: gathers parameters, sums and scatters their gradients.
 
     The gradient of a replicated parameter is left as this device's part; whoever asked sums it (see `step`), so that
-    all the small ones travel in one message.
+    all the small ones travel in one message. `reduction` as in the recipe: who decides on the order of the sums.
     """
     dtype = jnp.dtype(compute_dtype)
     attend = attention_for(mesh.devices.flat[0].platform)
@@ -113,6 +131,8 @@ def sharded_weights(model: Model, mesh: Mesh, compute_dtype: str) -> Weights:
         dim = dims[name]
         if dim is None:
             return gradient
+        if reduction == "invariant":
+            return sum_to_shards(gradient, AXIS, mesh.size, gradient.ndim + dim)
         return jax.lax.psum_scatter(gradient, AXIS, scatter_dimension=gradient.ndim + dim, tiled=True)
 
     layers = [math.prod(spec.shape) for spec in param_specs(model).values() if spec.axes[0] == "layer"]

@@ -14,19 +14,22 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from trainer.digest import data_hash, ids_hash
-from trainer.model import Params, init_params, next_token_loss
+from trainer.model import Params, Weights, init_params, next_token_loss, param_specs
 from trainer.optimizer import Window, adamw, append, clip_coefficient, empty_window, is_spike
 from trainer.plan import Plan
 from trainer.recipe import Recipe
+from trainer.reduction import block_grid, squared_norm, sum_everywhere, tree_sum
 from trainer.rows import all_are_targets, read_rows
 from trainer.schedule import learning_rate
 from trainer.sharding import (
     AXIS,
     BATCH_PSPECS,
     batch_shardings,
+    may_be_cut,
     param_pspecs,
     param_shardings,
     replicated,
+    sharded_dims,
     sharded_weights,
 )
 
@@ -123,31 +126,10 @@ def make_train_step(
 
 def _loss_and_grad(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, Batch], tuple[Any, ...]]:
     """`(params, batch) -> (loss, gradients, their norm, hashes uint32 [4])` over the whole mesh."""
-    model, pspecs = recipe.model, param_pspecs(recipe.model, mesh)
-    weights = sharded_weights(model, mesh, recipe.compute_dtype)
+    pspecs = param_pspecs(recipe.model, mesh)
     data, whole = recipe.data, recipe.global_batch * (recipe.sequence_length - 1)
-    replicated_names = [name for name in pspecs if AXIS not in pspecs[name]]
+    gradients, norm = (_invariant if recipe.reduction == "invariant" else _fast)(recipe, plan, mesh)
     rows = plan.micro_batch
-
-    def one(params: Params, tokens: jax.Array, scale: float | jax.Array) -> tuple[jax.Array, Params]:
-        tokens, has_target, documents, _ = read_rows(tokens, data)
-
-        def objective(params: Params) -> tuple[jax.Array, jax.Array]:
-            total, ce = next_token_loss(
-                params, tokens, model, weights, recipe.optimizer.z_loss, plan.remat, has_target, documents
-            )
-            return total * scale, jnp.sum(ce) * scale
-
-        (_, ce), grads = jax.value_and_grad(objective, has_aux=True)(params)
-        return ce, grads
-
-    def accumulate(params: Params, tokens: jax.Array) -> tuple[jax.Array, Params]:
-        scale = 1 / (whole if all_are_targets(data) else targets_in_batch(tokens))
-        if plan.accumulation == 1:
-            return one(params, tokens[0], scale)
-        zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
-        total, _ = jax.lax.scan(lambda c, t: (jax.tree.map(jnp.add, c, one(params, t, scale)), None), zero, tokens)
-        return total
 
     def targets_in_batch(tokens: jax.Array) -> jax.Array:
         """f32 []: the global batch's, known before the first of its rows is computed: one denominator for all."""
@@ -156,15 +138,12 @@ def _loss_and_grad(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
 
     def local(params: Params, batch: Batch) -> tuple[Any, ...]:
         tokens, ids = batch["tokens"], batch["ids"]
-        loss, grads = accumulate(params, tokens)
+        scale = 1 / (whole if all_are_targets(data) else targets_in_batch(tokens))
+        loss, grads = gradients(params, tokens, scale)
         row = jnp.arange(plan.accumulation, dtype=jnp.uint32)[:, None] * jnp.uint32(rows * mesh.size)
         row = row + jax.lax.axis_index(AXIS).astype(jnp.uint32) * jnp.uint32(rows) + jnp.arange(rows, dtype=jnp.uint32)
         hashes = jnp.concatenate([ids_hash(ids, row), data_hash(tokens, row)])
-        grads, loss, hashes = _sum_over_devices(grads, loss, hashes, replicated_names, mesh.size)
-        squares = {name: jnp.sum(jnp.square(g)) for name, g in grads.items()}
-        whole = sum((squares[name] for name in replicated_names), jnp.zeros(()))
-        parts = sum((s for name, s in squares.items() if name not in replicated_names), jnp.zeros(()))
-        return loss, grads, jnp.sqrt(whole + jax.lax.psum(parts, AXIS)), hashes
+        return loss, grads, norm(grads), jax.lax.psum(hashes, AXIS)
 
     out = PartitionSpec()
     return jax.shard_map(
@@ -172,29 +151,117 @@ def _loss_and_grad(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
     )
 
 
-def _sum_over_devices(
-    grads: Params, loss: jax.Array, hashes: jax.Array, names: list[str], devices: int
-) -> tuple[Params, jax.Array, jax.Array]:
-    """Loss, hashes and the gradients `names` of replicated parameters, summed over the mesh: one message per dtype."""
-    if devices == 1:
-        return grads, loss, hashes
-    flat = jnp.concatenate([loss[None], *(grads[name].reshape(-1) for name in names)])
-    flat, hashes = jax.lax.psum(flat, AXIS), jax.lax.psum(hashes, AXIS)
+Scale = float | jax.Array  # what every loss is multiplied with: 1 / targets of the global batch
+Gradients = Callable[[Params, jax.Array, Scale], tuple[jax.Array, Params]]
+Norm = Callable[[Params], jax.Array]
+
+
+def _gradient(recipe: Recipe, plan: Plan, weights: Weights) -> Gradients:
+    """`(params, tokens [rows, S], scale) -> (loss, gradients)` of these rows, as far as `weights` sums them."""
+
+    def of_rows(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
+        tokens, has_target, documents, _ = read_rows(tokens, recipe.data)
+
+        def objective(params: Params) -> tuple[jax.Array, jax.Array]:
+            total, ce = next_token_loss(
+                params, tokens, recipe.model, weights, recipe.optimizer.z_loss, plan.remat, has_target, documents
+            )
+            return total * scale, jnp.sum(ce) * scale
+
+        (_, ce), grads = jax.value_and_grad(objective, has_aux=True)(params)
+        return ce, grads
+
+    return of_rows
+
+
+def _fast(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]:
+    """Of the global batch, from this device's tokens [accumulation, rows, S]; the order of the sums is left to XLA."""
+    one = _gradient(recipe, plan, sharded_weights(recipe.model, mesh, recipe.compute_dtype))
+    replicated_names = [name for name, pspec in param_pspecs(recipe.model, mesh).items() if AXIS not in pspec]
+
+    def gradients(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
+        if plan.accumulation == 1:
+            loss, grads = one(params, tokens[0], scale)
+        else:
+            zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
+            (loss, grads), _ = jax.lax.scan(
+                lambda c, t: (jax.tree.map(jnp.add, c, one(params, t, scale)), None), zero, tokens
+            )
+        if mesh.size == 1:
+            return loss, grads
+        return _sum_small(loss, grads, replicated_names, lambda flat: jax.lax.psum(flat, AXIS))
+
+    def norm(grads: Params) -> jax.Array:
+        squares = {name: jnp.sum(jnp.square(g)) for name, g in grads.items()}
+        whole = sum((squares[name] for name in replicated_names), jnp.zeros(()))
+        parts = sum((s for name, s in squares.items() if name not in replicated_names), jnp.zeros(()))
+        return jnp.sqrt(whole + jax.lax.psum(parts, AXIS))
+
+    return gradients, norm
+
+
+def _invariant(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]:
+    """As `_fast`, with the same bits on any mesh and split: one instance at a time, all sums as trainer.reduction has them.
+
+    With a micro-batch of one the weights of a layer are gathered, and its gradients scattered, for each instance. With
+    a larger one all weights are gathered once per step and the gradients of a micro-batch are summed before they are
+    scattered: one exchange instead of many, for the price of whole weights and log2(micro_batch) + 2 whole gradients.
+    """
+    specs, devices = param_specs(recipe.model), mesh.size
+    sharded = sharded_dims(recipe.model, mesh)
+    replicated_names = [name for name, dim in sharded.items() if dim is None]
+    weights = sharded_weights(recipe.model, mesh, recipe.compute_dtype, "invariant")
+    whole_weights = Weights(weights.compute_dtype, attend=weights.attend)
+    grids = {name: block_grid(spec.shape, may_be_cut(spec), recipe.global_batch) for name, spec in specs.items()}
+
+    def finish(loss: jax.Array, grads: Params) -> tuple[jax.Array, Params]:
+        return _sum_small(loss, grads, replicated_names, lambda flat: sum_everywhere(flat, AXIS, devices))
+
+    def instance_by_instance(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
+        one = _gradient(recipe, plan, weights)
+        return tree_sum(plan.accumulation, lambda j: finish(*one(params, tokens[j], scale)))
+
+    def gathered(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
+        one = _gradient(recipe, plan, whole_weights)
+        whole = {
+            name: weights.fetch(name, value.astype(weights.compute_dtype)).astype(value.dtype)
+            for name, value in params.items()
+        }
+        whole = jax.lax.optimization_barrier(whole)
+
+        def micro_batch(j: jax.Array) -> tuple[jax.Array, Params]:
+            loss, grads = tree_sum(plan.micro_batch, lambda m: one(whole, tokens[j, m][None], scale))
+            return finish(loss, {name: weights.reduce(name, g) for name, g in grads.items()})
+
+        return tree_sum(plan.accumulation, micro_batch)
+
+    def norm(grads: Params) -> jax.Array:
+        return jnp.sqrt(squared_norm(grads, grids, sharded, AXIS, devices))
+
+    return instance_by_instance if plan.micro_batch == 1 else gathered, norm
+
+
+def _sum_small(
+    loss: jax.Array, grads: Params, names: list[str], add: Callable[[jax.Array], jax.Array]
+) -> tuple[jax.Array, Params]:
+    """Loss and the gradients `names` of replicated parameters, summed over the mesh by `add`: one message."""
+    flat = add(jnp.concatenate([loss[None], *(grads[name].reshape(-1) for name in names)]))
     out, at = dict(grads), 1
     for name in names:
         out[name] = flat[at : at + grads[name].size].reshape(grads[name].shape)
         at += grads[name].size
-    return out, flat[0], hashes
+    return flat[0], out
 
 
 def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, Batch], Metrics]:
     """Jitted `(params, batch) -> {"ce_sum": f32 [accumulation, R], "count": int32 [accumulation, R]}`, replicated.
 
     Per instance the summed cross entropy and the number of targets, so that the caller can leave padding instances out.
-    The batch is laid out as for training.
+    The batch is laid out as for training. With `reduction: invariant` one instance at a time, as in training.
     """
     model = recipe.model
     weights = sharded_weights(model, mesh, recipe.compute_dtype)
+    invariant = recipe.reduction == "invariant"
 
     def one(params: Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         tokens, has_target, documents, count = read_rows(tokens, recipe.data, training=False)
@@ -202,7 +269,10 @@ def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
         return ce, count
 
     def local(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
-        return jax.lax.map(lambda tokens: one(params, tokens), batch["tokens"])
+        tokens = batch["tokens"]
+        at_once = tokens.reshape(-1, 1, tokens.shape[-1]) if invariant else tokens
+        found = jax.lax.map(lambda tokens: one(params, tokens), at_once)
+        return jax.tree.map(lambda x: x.reshape(tokens.shape[:2]), found)
 
     rows = PartitionSpec(None, AXIS)
     mapped = jax.shard_map(
