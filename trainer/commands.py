@@ -1,6 +1,5 @@
-"""The options of `train` and `evaluate`."""
+"""The options of `train`."""
 
-import json
 from typing import Any
 
 import click
@@ -21,6 +20,14 @@ import click
 @click.option("--target", type=int, metavar="STEP", help="without an orchestrator: train until this step is committed")
 @click.option("--commit-every", type=int, metavar="STEPS")
 @click.option("--evaluate-every", type=int, metavar="STEPS")
+@click.option(
+    "--sets",
+    multiple=True,
+    metavar="NAME|NAME=FILE,…",
+    help="held-out sets beside the recipe's own, evaluated as often",
+)
+@click.option("--tasks", multiple=True, metavar="NAME", help="downstream tasks or groups of them, e.g. fast")
+@click.option("--tasks-every", type=int, metavar="STEPS", help="[--evaluate-every]")
 @click.option("--compile-cache", metavar="DIR", help="JAX's persistent compile cache")
 @click.option(
     "--init-from",
@@ -49,21 +56,3 @@ def train(began: float, /, recipe: str | None, **given: Any) -> None:
     else:
         environment = gang_environment({name: None if value is None else str(value) for name, value in given.items()})
     run(environment, began)
-
-
-@click.command()
-@click.option("--run-directory", required=True, metavar="URI")
-@click.option("--step", type=int, help="a committed step; the newest if not given")
-@click.option("--data-root", metavar="URI", help="default: that of the newest attempt")
-@click.option("--device", default="cpu-1", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="one JSON object on standard output")
-def evaluate(run_directory: str, step: int | None, data_root: str | None, device: str, as_json: bool) -> None:
-    """Held-out loss of a committed step. Reads only."""
-    from trainer.standalone import evaluate_commit
-
-    body = evaluate_commit(run_directory, step, data_root, device)
-    if as_json:
-        click.echo(json.dumps(body, sort_keys=True))
-    else:
-        counted = f"{body['instances']} instances (ids {body['ids']})"
-        click.echo(f"step {body['step']}: held-out loss {body['loss']:.6f} over {counted}")

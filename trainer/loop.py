@@ -15,9 +15,8 @@ from trainer.commits import Committer
 from trainer.departure import End
 from trainer.distributed import Gang
 from trainer.errors import ExitCode, NonFiniteLoss
-from trainer.evaluate import HeldOut, due, write_result
+from trainer.evaluate import Evaluator, due, evaluate_commit
 from trainer.guard import Guard
-from trainer.log import log
 from trainer.progress import Monitor
 from trainer.recipe import Recipe
 from trainer.requests import Agreement
@@ -42,7 +41,7 @@ class Loop:
     step: int
     batches: Iterator[tuple[int, Any]]  # (t, batch on the devices), from t = step on
     train_step: Callable[[Any, Any], tuple[Any, Any]]
-    held_out: Callable[[Any], HeldOut]
+    evaluator: Evaluator
     digest: Callable[[Any], dict[str, int]]
     sync_point: Callable[[int], bool]
     agreement: Agreement
@@ -167,26 +166,24 @@ class Loop:
     def _commit(self) -> None:
         """A commit on the way: the save goes on while the next steps run."""
         self._begin()
-        if due(self.recipe, self.settings.evaluate_every, self.step):
-            self._evaluate()
+        if parts := due(self.recipe, self.settings, self.step):
+            self._evaluate(parts)
         self.monitor.enter("Training")
         self._looked_at = time.monotonic()
 
-    def _evaluate(self) -> None:
+    def _evaluate(self, parts: list[str]) -> None:
         self.monitor.enter("Evaluating")
-        result = self.held_out(self.state.params)
-        if self.gang.rank == 0:
-            write_result(self.rundir.store, self._ref(), result, f"{self.attempt}.{self.start}")
-            if self.guard is not None:
-                self.guard.evaluated(self._ref(), result.loss, result.targets)
-            log().info("held-out evaluation", step=self.step, loss=round(result.loss, 6), instances=result.instances)
+        ref, by = self._ref(), f"{self.attempt}.{self.start}"
+        body = evaluate_commit(self.evaluator, self.state.params, parts, ref, self.gang, self.rundir.store, by)
+        if self.guard is not None and body is not None and "loss" in body:
+            self.guard.evaluated(ref, body["loss"], body["targets"])
 
     def _finish(self) -> End:
         """The target: its evaluation is written before its commit, since nothing starts again after that."""
-        if due(self.recipe, self.settings.evaluate_every, self.step):
+        if parts := due(self.recipe, self.settings, self.step):
             gate = threading.Event()
             self._begin(gate)
-            self._evaluate()
+            self._evaluate(parts)
             gate.set()
         else:
             self._begin()

@@ -7,6 +7,7 @@ made on the host. So a result does not depend on mesh, batches, order or padding
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer.loss import head_loss
-from trainer.model import Params, hidden_states
+from trainer.model import Params, Weights, hidden_states
 from trainer.recipe import Recipe
 from trainer.sharding import AXIS, param_pspecs, param_shardings, replicated, sharded_weights
 
@@ -61,9 +62,9 @@ def shape_of(row: Row, longest: int) -> Shape:
     return Shape(length, few if len(row.targets) <= few else length)
 
 
-def rows_per_device(length: int, longest: int) -> int:
-    """How many rows of `length` a device gets at once. A function of lengths alone: see the module's text."""
-    return max(1, max(longest, TOKENS_PER_DEVICE) // length)
+def rows_per_device(length: int) -> int:
+    """How many rows of `length` a device gets at once. A function of the length alone: see the module's text."""
+    return max(1, TOKENS_PER_DEVICE // length)
 
 
 class Scorer:
@@ -101,13 +102,13 @@ class Scorer:
         for number, row in enumerate(rows):
             by_shape.setdefault(shape_of(row, self.longest), []).append(number)
         for shape in sorted(by_shape):
-            numbers, size = by_shape[shape], rows_per_device(shape.length, self.longest) * self._mesh.size
+            numbers, size = by_shape[shape], rows_per_device(shape.length) * self._mesh.size
             for first in range(0, len(numbers), size):
                 yield shape, numbers[first : first + size]
 
     def _put(self, shape: Shape, rows: list[Row]) -> tuple[jax.Array, ...]:
         """Tokens [R, length], positions and targets [R, asked] on the mesh. Empty rows fill it up: token 0 throughout."""
-        count = rows_per_device(shape.length, self.longest) * self._mesh.size
+        count = rows_per_device(shape.length) * self._mesh.size
         share = count // jax.process_count()
         first = share * jax.process_index()
         arrays = [np.zeros((share, width), np.int32) for width in (shape.length, shape.asked, shape.asked)]
@@ -127,11 +128,23 @@ class Scorer:
         return len(numbers)
 
 
+def _fenced(weights: Weights) -> Weights:
+    """The same, but the compiler sees a weight that was gathered and one that was there as the same thing.
+
+    Otherwise it fuses what follows differently, and one device's last bits are not those of two.
+    """
+
+    def fetch(name: str, value: jax.Array) -> jax.Array:
+        return jax.lax.optimization_barrier(weights.fetch(name, jax.lax.optimization_barrier(value)))
+
+    return replace(weights, fetch=fetch)
+
+
 @cache
 def _score_step(recipe: Recipe, mesh: Mesh) -> Callable[..., jax.Array]:
     """Jitted `(params, tokens, positions, targets) -> f32 [R, asked]`, replicated: log-likelihoods."""
     model = recipe.model
-    weights = sharded_weights(model, mesh, recipe.compute_dtype)
+    weights = _fenced(sharded_weights(model, mesh, recipe.compute_dtype))
 
     def local(params: Params, tokens: jax.Array, positions: jax.Array, targets: jax.Array) -> jax.Array:
         hidden = hidden_states(params, tokens, model, weights)
@@ -139,7 +152,7 @@ def _score_step(recipe: Recipe, mesh: Mesh) -> Callable[..., jax.Array]:
         flat = asked.reshape(-1, asked.shape[-1])
         head = weights.get("head", params["head"])
         _, ce = head_loss(flat, head, targets.reshape(-1), jnp.ones(flat.shape[0], jnp.float32), 0.0)
-        return -ce.reshape(targets.shape)
+        return jax.lax.optimization_barrier(-ce.reshape(targets.shape))
 
     rows = PartitionSpec(AXIS, None)
     mapped = jax.shard_map(

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from trainer.evaluation_settings import Evaluation
 from trainer.frozen import Frozen
 
 
@@ -59,6 +60,7 @@ class Settings(Frozen):
     evaluate_every: int | None = Field(
         default=None, gt=0, description="steps between held-out evaluations; a multiple of commit_every"
     )
+    evaluation: Evaluation = Evaluation()
     held_out_same_text: bool = Field(
         default=False,
         description="the held-out text was split off the training text at random: the memorisation alarm sees more",
@@ -80,10 +82,29 @@ class Settings(Frozen):
     compile_cache: str | None = Field(default=None, description="folder of JAX's persistent compile cache")
     init_from: InitFrom | None = None
 
+    @property
+    def tasks_every(self) -> int | None:
+        """Steps between downstream evaluations; None: there are none."""
+        return (self.evaluation.tasks_every or self.evaluate_every) if self.evaluation.tasks else None
+
     @model_validator(mode="after")
     def _aligned(self) -> "Settings":
-        if self.evaluate_every and self.evaluate_every % self.commit_every:
+        for name, every in (
+            ("evaluate_every", self.evaluate_every),
+            ("evaluation.tasks_every", self.evaluation.tasks_every),
+        ):
+            if every and every % self.commit_every:
+                raise ValueError(
+                    f"{name} {every} must be a multiple of commit_every {self.commit_every}: evaluations belong to commits"
+                )
+        if self.evaluation.sets and not self.evaluate_every:
+            raise ValueError("evaluation.sets says what to evaluate, but evaluate_every is not set: when?")
+        if self.evaluation.tasks and not self.tasks_every:
             raise ValueError(
-                f"evaluate_every {self.evaluate_every} must be a multiple of commit_every {self.commit_every}: evaluations belong to commits"
+                "evaluation.tasks says what to evaluate, but neither tasks_every nor evaluate_every: when?"
+            )
+        if self.evaluation.tasks_every and not self.evaluation.tasks:
+            raise ValueError(
+                "evaluation.tasks_every is set, but evaluation.tasks is empty: name tasks, or leave it out"
             )
         return self

@@ -1,4 +1,4 @@
-"""A run without an orchestrator: one process is submitter and gang at once. And read-only evaluation of a commit.
+"""A run without an orchestrator: one process is submitter and gang at once.
 
 The run directory is the same as any other's, so `verify` and the orchestrator can read it, and a later attempt may come
 from either.
@@ -10,8 +10,9 @@ from typing import Any
 
 from trainer import recipe as recipes
 from trainer.distributed import free_port
-from trainer.environment import GangEnvironment, prepare_jax
+from trainer.environment import GangEnvironment
 from trainer.errors import ConfigurationError
+from trainer.evaluation_settings import expand, parse_sets
 from trainer.freezing import freeze
 from trainer.hardware import device_type
 from trainer.plan import Plan, split_batch
@@ -52,6 +53,9 @@ def prepare(
     target: int | None,
     commit_every: int | None,
     evaluate_every: int | None,
+    sets: tuple[str, ...],
+    tasks: tuple[str, ...],
+    tasks_every: int | None,
     compile_cache: str | None,
     init_from: str | None,
     overrides: tuple[str, ...],
@@ -78,6 +82,11 @@ def prepare(
             "target_step": target,
             "data_root": os.path.abspath(data_root) if "://" not in data_root else data_root,
             "init_from": _source(init_from) if init_from else None,
+            "evaluation": {
+                "sets": [one.model_dump() for one in parse_sets(sets)],
+                "tasks": tasks,
+                "tasks_every": tasks_every,
+            },
             **{name: value for name, value in given.items() if value is not None},
         },
         "options",
@@ -91,8 +100,10 @@ def prepare(
         )
     if rundir.read_recipe() is None:  # fixed for good by the next line: a mistake in the data must show before
         from trainer.data.held_out import check_corpus
+        from trainer.evaluate import check_tasks
 
-        check_corpus(frozen, data_root)
+        check_tasks(frozen, settings)
+        check_corpus(frozen, data_root, expand(settings.evaluation.sets))
     rundir.create_recipe(frozen)
     if head is not None and head.commit is not None and head.commit.step == target:
         return f"done already: step {target} is committed in {rundir.uri}; raise --target to train on"
@@ -127,57 +138,3 @@ def _source(init_from: str) -> InitFrom:
         return InitFrom(run=init_from)
     folder = init_from.removeprefix("hf:")
     return InitFrom(hf=folder if "://" in folder else os.path.abspath(folder))
-
-
-def evaluate_commit(run_directory: str, step: int | None, data_root: str | None, device: str) -> dict[str, Any]:
-    """The held-out loss of a committed step on this machine. Writes nothing.
-
-    Raises ConfigurationError for a step that is not committed, a recipe without data.held_out, a damaged checkpoint.
-    """
-    rundir = RunDirectory.open(run_directory)
-    found, stored = rundir.head(), rundir.read_recipe()
-    if found is None or stored is None or found[0].commit is None:
-        raise ConfigurationError(f"{rundir.uri} has no commit yet")
-    recipe = stored.recipe
-    if not recipe.data.held_out:
-        raise ConfigurationError(f"the recipe of {rundir.uri} has no data.held_out; there is nothing to evaluate on")
-    records = rundir.lineage(found[0].commit)
-    record = next((r for r in records if step is None or r.ref.step == step), None)
-    if record is None:
-        raise ConfigurationError(
-            f"step {step} is not committed in {rundir.uri}; the newest commit is {found[0].commit}"
-        )
-    if data_root is None:
-        spec = rundir.read_spec(found[0].attempt)
-        assert spec is not None
-        data_root = spec.settings.data_root
-    plan = plan_here(recipe, device)
-    prepare_jax(plan, None, device_type(device).family)
-
-    from trainer.checkpoint import Checkpoints, compare_digest, compare_files
-    from trainer.data.mix import Mix
-    from trainer.digest import state_digest
-    from trainer.evaluate import evaluate
-    from trainer.sharding import make_mesh
-    from trainer.step import abstract_state, make_eval_step
-
-    held_out = Mix(recipe, data_root, "held_out")
-    held_out.check()
-    damage = compare_files(rundir.store, record, 0, 1)
-    if damage:
-        raise ConfigurationError(f"{record.ref} of {rundir.uri} is damaged: {damage}; give an older --step")
-    mesh = make_mesh(plan)
-    state = Checkpoints().restore(rundir.path(record.checkpoint), abstract_state(recipe, mesh))
-    damage = compare_digest(state_digest(state), record.digest)
-    if damage:
-        raise ConfigurationError(f"{record.ref} of {rundir.uri} is damaged: {damage}; give an older --step")
-    result = evaluate(state.params, recipe, plan, mesh, held_out, make_eval_step(recipe, plan, mesh), 0, lambda: None)
-    return {
-        "step": record.ref.step,
-        "commit": record.ref.key,
-        "loss": result.loss,
-        "instances": result.instances,
-        "targets": result.targets,
-        "ids": result.ids,
-        "seconds": result.seconds,
-    }

@@ -85,8 +85,12 @@ class Process:
         )
         if self.rank == 0:
             monitor.start()
-        if settings.evaluate_every and not recipe.data.held_out and self.rank == 0:
-            log().warning("settings.evaluate_every is set, but the recipe has no data.held_out: nothing is evaluated")
+        given = recipe.data.held_out or settings.evaluation.sets or settings.evaluation.tasks
+        if settings.evaluate_every and not given and self.rank == 0:
+            log().warning(
+                "settings.evaluate_every is set, but the recipe has no data.held_out, and settings.evaluation names "
+                "neither sets nor tasks: nothing is evaluated"
+            )
 
         from trainer.data.mix import Mix
         from trainer.data.order import open_order
@@ -97,10 +101,11 @@ class Process:
             mix.check()
             if held_out is not None:
                 held_out.check()
-                if rundir.read_init() is None:  # the first start: no later one reads other files
-                    from trainer.data.held_out import check_held_out
+            from trainer.data.held_out import check_start
+            from trainer.evaluate import check_tasks
 
-                    check_held_out(mix, held_out)
+            check_tasks(recipe, settings)
+            check_start(rundir, spec, recipe)
 
         prepare_jax(plan, settings.compile_cache, device.family)
         imports = threading.Thread(target=_import_late_ones, name="imports", daemon=True)

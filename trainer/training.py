@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from trainer import beginning
@@ -15,7 +15,8 @@ from trainer.data.order import BatchOrder
 from trainer.departure import Departure, End
 from trainer.distributed import Gang, Termination
 from trainer.environment import GangEnvironment
-from trainer.evaluate import HeldOut, due, evaluate, has_result, write_result
+from trainer.evaluate import Evaluator, due, evaluate_commit, has_result
+from trainer.evaluation_settings import expand
 from trainer.flops import flops_per_token
 from trainer.guard import Guard
 from trainer.log import log
@@ -55,7 +56,6 @@ class Training:
     held_out: Mix | None
     order: BatchOrder
     peak_flops: float | None
-    _eval_step: Any = None
     _guard: Guard | None = None
     _pinned: InitRecord | None = None  # the commit of another run that this one began with, until it has its own
 
@@ -112,7 +112,7 @@ class Training:
                 step=restored.step,
                 batches=self._on_devices(loader),
                 train_step=train_step,
-                held_out=self._evaluate,
+                evaluator=self._evaluator,
                 digest=state_digest,
                 sync_point=multihost_utils.reached_preemption_sync_point,
                 agreement=self.agreement,
@@ -142,35 +142,37 @@ class Training:
         for t, batch in loader:
             yield t, put_batch(batch, self.mesh)
 
-    def _evaluate(self, params: Any) -> HeldOut:
-        from trainer.step import make_eval_step
-
-        assert self.held_out is not None
-        plan, held_out, rank = self.spec.plan, self.held_out, self.gang.rank
-        first = self._eval_step is None
-        if first:
-            self._eval_step = make_eval_step(self.recipe, plan, self.mesh)
-
-        def beat() -> None:
-            self.watchdog.beat("the next batch of the evaluation")
-
-        with self.watchdog.patient("the first evaluation, which compiles") if first else nullcontext():
-            return evaluate(params, self.recipe, plan, self.mesh, held_out, self._eval_step, rank, beat)
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        settings = self.spec.settings
+        return Evaluator(
+            recipe=self.recipe,
+            plan=self.spec.plan,
+            mesh=self.mesh,
+            rank=self.gang.rank,
+            data_root=settings.data_root,
+            windows=self.held_out,
+            sets=expand(settings.evaluation.sets),
+            tokenizer=settings.evaluation.tokenizer,
+            beat=self.watchdog.beat,
+            patient=self.watchdog.patient,
+        )
 
     def _catch_up(self, commit: CommitRef, state: Any) -> None:
         """Evaluate the restored commit if that is due and no start got to it."""
-        if not due(self.recipe, self.spec.settings.evaluate_every, commit.step):
+        parts = due(self.recipe, self.spec.settings, commit.step)
+        if not parts:
             return
         missed = not has_result(self.rundir.store, commit) if self.gang.rank == 0 else None
         if self.gang.decide("catch-up", None if missed is None else str(missed)) != "True":
             return
         self.monitor.enter("Evaluating")
-        result = self._evaluate(state.params)
-        if self.gang.rank == 0:
-            write_result(self.rundir.store, commit, result, f"{self.spec.attempt}.{self.start}")
-            if self._guard is not None:
-                self._guard.evaluated(commit, result.loss, result.targets)
-            log().info("held-out evaluation caught up", step=commit.step, loss=round(result.loss, 6))
+        by = f"{self.spec.attempt}.{self.start}"
+        body = evaluate_commit(self._evaluator, state.params, parts, commit, self.gang, self.rundir.store, by)
+        if body is not None:
+            if self._guard is not None and "loss" in body:
+                self._guard.evaluated(commit, body["loss"], body["targets"])
+            log().info("evaluation caught up", step=commit.step)
 
     def _watch(self, commit: CommitRef | None) -> None:
         """Look, on process 0, at what is trained on."""

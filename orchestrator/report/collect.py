@@ -195,7 +195,8 @@ def collect(rundir: RunDirectory) -> RunHistory:
 def _held_out(rundir: RunDirectory, commit: CommitRecord) -> float | None:
     """The held-out loss that was stored for `commit`; None when it was not due."""
     data = rundir.get(f"eval/{commit.ref.attempt}.{commit.ref.start}/{commit.ref.step}.json")
-    return None if data is None else float(json.loads(data)["loss"])
+    loss = None if data is None else json.loads(data).get("loss")  # of an evaluation of tasks alone there is none
+    return None if loss is None else float(loss)
 
 
 def _start(rundir: RunDirectory, record: StartRecord, endings: tuple[Ending, ...]) -> StartHistory:

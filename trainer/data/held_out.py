@@ -1,4 +1,6 @@
-"""The held-out set must never be trained on: the same files are refused by the recipe, the same text here.
+"""Held-out text must never be trained on: the same files are refused by the recipe or here, the same text here.
+
+That holds for the recipe's own held-out files and for those of the named sets in the settings.
 
 What is compared: whole instances, at the places where training would read them. Every held-out instance is hashed
 and its hash looked for among those of training instances; where one is found, the tokens are compared. Of the
@@ -9,32 +11,76 @@ training files at most TRAINING_BYTES are read:
   shared stretch inside a larger file only by chance, and text shared at other offsets not at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from trainer.data.hashes import U64
 from trainer.data.mix import Mix
+from trainer.data_root import open_root
 from trainer.errors import ConfigurationError
-from trainer.recipe import Recipe
+from trainer.evaluation_settings import expand
+from trainer.recipe import DataFile, Recipe
+from trainer.rundir.records import AttemptSpec
+from trainer.rundir.rundir import RunDirectory
 
 TRAINING_BYTES = 256 << 20
 _BLOCK_BYTES = 4 << 20  # read and hashed at a time
 
 
-def check_corpus(recipe: Recipe, data_root: str) -> tuple[int, bool]:
+def check_corpus(recipe: Recipe, data_root: str, sets: Mapping[str, Sequence[str]] | None = None) -> tuple[int, bool]:
     """Everything that is looked at before the first start: sizes as frozen, held-out text apart from training text.
 
-    Returns the number of held-out instances and whether the whole corpus was searched for them. Raises
-    ConfigurationError naming the file, StorageUnavailable.
+    `sets` are the files of named sets. Returns the number of held-out instances and whether the whole corpus was searched
+    for them. Raises ConfigurationError naming the file, StorageUnavailable.
     """
     train = Mix(recipe, data_root)
     train.check()
-    if not recipe.data.held_out:
+    if recipe.data.held_out:
+        Mix(recipe, data_root, "held_out").check()
+    if not recipe.data.held_out and not sets:
         return 0, True
-    held_out = Mix(recipe, data_root, "held_out")
-    held_out.check()
+    held_out = with_sets(recipe, data_root, sets or {})
     return len(held_out), check_held_out(train, held_out)
+
+
+def check_start(rundir: RunDirectory, spec: AttemptSpec, recipe: Recipe) -> None:
+    """What a start looks at before it claims: that held-out text is there, and apart from what is trained on.
+
+    The text is compared before the run's first start, and before the first one of an attempt that has new sets: no other
+    one reads other files. Raises ConfigurationError, StorageUnavailable.
+    """
+    settings = spec.settings
+    sets = expand(settings.evaluation.sets)
+    first = rundir.read_init() is None
+    if not first and sets:
+        before = rundir.read_spec(spec.attempt - 1) if spec.attempt > 1 else None
+        known = expand(before.settings.evaluation.sets) if before is not None else {}
+        fresh = {name for name, files in sets.items() if known.get(name) != files}
+        first = bool(fresh) and rundir.read_start(spec.attempt, 1) is None
+    if recipe.data.held_out or sets:
+        held_out = with_sets(recipe, settings.data_root, sets)
+        if first:
+            check_held_out(Mix(recipe, settings.data_root), held_out)
+
+
+def with_sets(recipe: Recipe, data_root: str, sets: Mapping[str, Sequence[str]]) -> Mix:
+    """All held-out text as if it were training data: the recipe's files and those of `sets`.
+
+    Raises ConfigurationError for a file that is missing, or also one of data.files.
+    """
+    train = {file.path for file in recipe.data.files}
+    root = open_root(data_root)
+    files = {file.path: file for file in recipe.data.held_out}
+    for name, paths in sets.items():
+        for path in paths:
+            if path in train:
+                raise ConfigurationError(
+                    f"set {name}: {path} is also in data.files; held-out text must never be trained on"
+                )
+            files.setdefault(path, DataFile(path=path, bytes=root.size(path)))
+    data = recipe.data.model_copy(update={"held_out": tuple(files.values())})
+    return Mix(recipe.model_copy(update={"data": data}), root, "held_out")
 
 
 def check_held_out(train: Mix, held_out: Mix, training_bytes: int = TRAINING_BYTES) -> bool:
@@ -91,5 +137,5 @@ def _overlap(train: Mix, instance: int, held_out: Mix, other: int) -> str:
     (file, window), (held_file, held_window) = train.locate(instance), held_out.locate(other)
     return (
         f"held-out text is in the training data: window {window} of {train.files[file].path} (data.files) equals "
-        f"window {held_window} of {held_out.files[held_file].path} (data.held_out); take the file out of one of them"
+        f"window {held_window} of {held_out.files[held_file].path} (held out); take the file out of one of them"
     )

@@ -70,6 +70,18 @@ def metrics(
     return {name: math.fsum(values) / len(values) for name, values in found.items()}
 
 
+def likelihoods(choices: Sequence[Choice], scores: Sequence[F32]) -> tuple[list[float], list[float] | None]:
+    """(log-likelihood of each choice, that after its domain's context or None), from the scores of their rows."""
+
+    def total(row: int, first: int, end: int) -> float:
+        return float(np.sum(scores[row][first:end], dtype=np.float64))
+
+    given = [total(choice.row, choice.first, choice.end) for choice in choices]
+    if not choices or choices[0].domain_row < 0:
+        return given, None
+    return given, [total(choice.domain_row, 0, choice.end - choice.first) for choice in choices]
+
+
 def labelled(task: str, values: dict[str, float]) -> dict[str, float]:
     """The same by the names of OLMo-core's logs: `hellaswag_rc_5shot (length-normalized accuracy v2)`."""
     named = {}
