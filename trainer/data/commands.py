@@ -47,6 +47,13 @@ def check(reference: str, data_root: str, overrides: tuple[str, ...]) -> None:
     click.echo(
         f"{recipe.instances:,} training instances in {len(recipe.data.files):,} files; {held_out:,} held out, {where}"
     )
+    if recipe.data.omitted_files:
+        click.echo(_left_out(recipe.data.omitted_files))
+
+
+def _left_out(files: tuple[str, ...]) -> str:
+    shown = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
+    return f"left out of the mix by the recipe, and not among the instances: {len(files):,} files ({shown})"
 
 
 @data.command()
@@ -116,10 +123,7 @@ def report(coverage: "RunCoverage", comparison: "Comparison | None" = None) -> s
         f"steps {c.first_step + 1:,}..{c.last_step:,}: {c.steps:,} logged, {c.commits:,} commits",
     ]
     if c.omitted_files:
-        shown = ", ".join(c.omitted_files[:3]) + (", …" if len(c.omitted_files) > 3 else "")
-        lines.append(
-            f"left out of the mix by the recipe, and not among the instances: {len(c.omitted_files):,} files ({shown})"
-        )
+        lines.append(_left_out(c.omitted_files))
     lines += [
         f"epoch {e.epoch}: {e.steps:,} steps{' (whole)' if e.whole else ''}, "
         f"{e.read:,} instances read, {e.repeated:,} repeated, {e.missed:,} missed"
