@@ -104,7 +104,7 @@ class Guard:
     def _resume(self) -> None:
         self._hear()
         for record in islice(self._rundir.lineage(self._restored), SEARCHED_COMMITS):
-            found = self._rundir.read(trend_key(record.ref), Trend)
+            found = self._rundir.read(record.ref.trend, Trend)
             if found is not None:
                 self._points = found.points
                 return
@@ -159,7 +159,7 @@ class Guard:
         point = TrendPoint(step=ref.step, held_out=item.loss, first=self._first, train=train)
         self._points = (*(p for p in self._points if p.step < ref.step), point)
         self._first, self._sum = None, 0.0
-        self._rundir.create(trend_key(ref), Trend(points=self._points))
+        self._rundir.create(ref.trend, Trend(points=self._points))
         if ref.step > self._order.batches_per_epoch:
             return
         given = intervals_of(self._points)
@@ -197,7 +197,3 @@ class Guard:
         if raise_alarm(self._rundir, alarm):
             log().error("alarm", alarm=alarm.name, reason=message, **figures)
             self._hear()
-
-
-def trend_key(ref: CommitRef) -> str:
-    return f"trend/{ref.attempt}.{ref.start}/{ref.step}.json"

@@ -32,6 +32,7 @@ import numpy.typing as npt
 from trainer.rundir.records import TrendPoint
 
 F64 = npt.NDArray[np.float64]
+Numbers = Sequence[float] | F64
 
 SLACK = 0.5  # standard errors per evaluation that count as nothing: half of the shift that is found fastest
 THRESHOLD = 12.0
@@ -78,9 +79,7 @@ class Verdict:
         return None if self.alarm is None else int(self.step[self.alarm])
 
 
-def intervals(
-    steps: Sequence[float], train: Sequence[float], at: Sequence[float], held_out: Sequence[float]
-) -> Intervals:
+def intervals(steps: Numbers, train: Numbers, at: Numbers, held_out: Numbers) -> Intervals:
     """Pair the training losses at `steps` (all, or a sample of them) with the held-out losses of the states after steps `at`.
 
     Both in ascending order. Training losses outside of the held-out curve, and values that are not finite, are left out.

@@ -69,6 +69,10 @@ class CommitRef(Frozen):
     def checkpoint(self) -> str:
         return f"checkpoints/{self.attempt}.{self.start}/{self.step}"
 
+    @property
+    def trend(self) -> str:
+        return f"trend/{self.attempt}.{self.start}/{self.step}.json"
+
     def __str__(self) -> str:
         return f"step {self.step} of start {self.attempt}.{self.start}"
 
