@@ -176,23 +176,19 @@ def _commit(given: Given) -> Subject:
 
 def _weights(given: Given) -> Subject:
     """Weights as they are: the vocabulary is not padded, since rows that nobody trained would count in each softmax."""
-    from dataclasses import replace
-
     from trainer.recipe import Data, DataFile, Order, SchedulePiece
     from trainer.weights.sources import open_hugging_face
 
     assert given.hf is not None
     if given.step is not None:
         raise ConfigurationError("--step goes with --run-directory")
-    source = open_hugging_face(given.hf)
+    source = open_hugging_face(given.hf).unpadded()
     description = source.description
     if description.eos_id is None:
         raise ConfigurationError(f"{given.hf}/config.json: eos_token_id is missing; it says where documents end")
-    model = description.model.model_copy(update={"padded_vocab_size": description.model.vocab_size})
-    source = replace(source, description=description.model_copy(update={"model": model}))
     recipe = Recipe(
         name=Path(given.hf).name or given.hf,
-        model=model,
+        model=description.model,
         data=Data(
             files=(DataFile(path="none"),), eos_id=description.eos_id, order=Order(kind="feistel", seed=0)
         ),  # neither is used: nothing is trained

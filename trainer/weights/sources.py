@@ -41,6 +41,12 @@ class NamedSource:
         dtypes = {dtype for dtype, _ in files.tensors.values()}
         self.dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
 
+    def unpadded(self) -> "NamedSource":
+        """The same weights for a vocabulary without padding: rows that nobody trained would count in each softmax."""
+        model = self.description.model
+        model = model.model_copy(update={"padded_vocab_size": model.vocab_size})
+        return NamedSource(self._files, self._naming, self.description.model_copy(update={"model": model}))
+
     def read(self, slot: Slot) -> np.ndarray:
         return to_ours(slot, self._files.read(slot.name(self._naming)), self.description.model)
 
