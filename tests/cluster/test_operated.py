@@ -13,13 +13,13 @@ from tests.lab.api import Api
 from tests.lab.lab import Lab
 from tests.lab.queues import cluster_queue, cut, install_queue
 from tests.support.lab_objects import JOBSETS, wait
+from tests.support.lab_runs import object_names
 from tests.support.operated import (
     AppliedRun,
     OperatorProcess,
     clean,
     install_crd,
     kubectl,
-    object_names,
     operator,
     rival,
 )

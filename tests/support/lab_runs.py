@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import urllib3
 
@@ -85,6 +86,7 @@ class LabRun:
         root = upload_corpus(lab)
         with bucket_of(lab):
             run = cls(lab, name, freeze(recipe or small_recipe(), root), **place)
+            delete_objects(lab, run.uri)  # what another test left, or this one in a lab that is used again
             run.rundir(create=True).create_recipe(run.recipe)
         return run
 
@@ -207,3 +209,18 @@ class LabRun:
     def delete(self, attempt: int | None = None) -> None:
         """Delete the JobSet of an attempt (the newest); its pods get their grace."""
         self.api.delete(f"{self.jobsets}/{self.name}-a{attempt or self.attempt}")
+
+
+def object_names(lab: Lab, uri: str) -> set[str]:
+    """Names of the objects below a gs:// prefix in the lab's bucket."""
+    bucket, _, prefix = uri.removeprefix("gs://").partition("/")
+    answer = urllib3.request("GET", f"{lab.gcs_url}/storage/v1/b/{bucket}/o?prefix={prefix}/", timeout=10.0)
+    return {item["name"] for item in answer.json().get("items", [])}
+
+
+def delete_objects(lab: Lab, uri: str) -> None:
+    """Delete everything below a gs:// prefix in the lab's bucket."""
+    bucket = uri.removeprefix("gs://").partition("/")[0]
+    for name in object_names(lab, uri):
+        url = f"{lab.gcs_url}/storage/v1/b/{bucket}/o/{quote(name, safe='')}"
+        urllib3.request("DELETE", url, timeout=10.0)

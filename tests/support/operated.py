@@ -15,16 +15,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-import urllib3
 import yaml
 
 from tests.lab.api import Api, Object
 from tests.lab.lab import Lab
 from tests.support.gang import ROOT, small_recipe
 from tests.support.lab_objects import delete_all, jobset, wait
-from tests.support.lab_runs import BUCKET, COMPILED, LabRun, upload_corpus
+from tests.support.lab_runs import BUCKET, COMPILED, LabRun, delete_objects, upload_corpus
 from trainer.hardware import device_type
 
 CRD = ROOT / "manifests" / "crd" / "untildone.dev_trainingruns.yaml"
@@ -312,18 +310,3 @@ def run_document(lab: Lab, name: str, target: int, namespace: str = "default", *
             **spec,
         },
     }
-
-
-def object_names(lab: Lab, uri: str) -> set[str]:
-    """Names of the objects below a gs:// prefix in the lab's bucket."""
-    bucket, _, prefix = uri.removeprefix("gs://").partition("/")
-    answer = urllib3.request("GET", f"{lab.gcs_url}/storage/v1/b/{bucket}/o?prefix={prefix}/", timeout=10.0)
-    return {item["name"] for item in answer.json().get("items", [])}
-
-
-def delete_objects(lab: Lab, uri: str) -> None:
-    """Delete everything below a gs:// prefix in the lab's bucket."""
-    bucket = uri.removeprefix("gs://").partition("/")[0]
-    for name in object_names(lab, uri):
-        url = f"{lab.gcs_url}/storage/v1/b/{bucket}/o/{quote(name, safe='')}"
-        urllib3.request("DELETE", url, timeout=10.0)
