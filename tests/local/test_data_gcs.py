@@ -6,15 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.golden import inputs
 from tests.support.corpus import frozen, plan, recipe, sized
 from tests.support.gcs_server import GcsServer
+from tests.unit.test_packing import packed_recipe
+from trainer.data.examples import write_examples
 from trainer.data.held_out import check_held_out
 from trainer.data.loader import Loader
 from trainer.data.mix import Mix
 from trainer.data.order import BatchOrder, open_order
 from trainer.data.order_table import build_table
+from trainer.data.packing import write_packed
 from trainer.errors import ConfigurationError
 from trainer.freezing import freeze
+from trainer.recipe import load
 from trainer.rundir.rundir import RunDirectory
 
 
@@ -90,3 +95,28 @@ def test_an_order_table_in_a_bucket(bucket: object) -> None:
     assert written
     assert build_table(store, made, 0) == (key, False)
     assert np.array_equal(BatchOrder(made, store, in_memory=0).block(0, 125), open_order(made).block(0, 125))
+
+
+def test_examples_and_packed_documents_in_a_bucket(bucket: object, tmp_path: Path) -> None:
+    """The same bytes as on disk; packed files that are there already are left alone."""
+    (tmp_path / "mix").mkdir()
+    inputs.write_mix(tmp_path / "mix")
+    made = packed_recipe()
+    for path in (tmp_path / "mix").iterdir():
+        bucket.blob(f"pack/{path.name}").upload_from_filename(path)  # type: ignore[attr-defined]
+    on_disk = list(write_packed(made, str(tmp_path / "mix"), str(tmp_path / "mix")))
+    assert list(write_packed(made, "gs://tokens/pack", "gs://tokens/pack")) == on_disk
+    written = {path: bucket.get_blob(f"pack/{path}").generation for path in ("packed/000.npy", "packed/002.npy.json")}  # type: ignore[attr-defined]
+    list(write_packed(made, "gs://tokens/pack", "gs://tokens/pack"))
+    for file in made.data.files:
+        blob = bucket.get_blob(f"pack/{file.path}")  # type: ignore[attr-defined]
+        assert blob.download_as_bytes() == (tmp_path / "mix" / file.path).read_bytes()
+    assert {path: bucket.get_blob(f"pack/{path}").generation for path in written} == written  # type: ignore[attr-defined]
+
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"prompt": "a", "response": "b"}\n')
+    small = load("sft", {"data.eos_id": 256, "sequence_length": 32, "global_batch": 1})
+    write_examples(small, [str(chats)], str(tmp_path / "sft"))
+    write_examples(small, [str(chats)], "gs://tokens/sft")
+    there = bucket.blob("sft/sft/examples.npy").download_as_bytes()  # type: ignore[attr-defined]
+    assert there == (tmp_path / "sft" / "sft" / "examples.npy").read_bytes()

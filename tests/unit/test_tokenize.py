@@ -309,3 +309,9 @@ def test_the_command_says_how_a_recipe_reads_it_and_data_check_accepts_it(ran: s
     checked = CliRunner().invoke(command, ["check", "--recipe", str(path), "--data-root", str(tmp_path / "out")])
     assert checked.exit_code == 0, checked.output
     assert f"in {len(made.files)} files" in checked.output
+    told = load(
+        "tiny", overrides | {"data.files": fields["files"][1:], "data.omitted_files": [fields["files"][0]["path"]]}
+    )
+    path.write_text(told.model_dump_json())
+    checked = CliRunner().invoke(command, ["check", "--recipe", str(path), "--data-root", str(tmp_path / "out")])
+    assert "left out of the mix by the recipe, and not among the instances: 1 files (part-00000.npy)" in checked.output

@@ -3,13 +3,13 @@
 From OLMo-core's src/scripts/train/sft/Olmo-3-7B-SFT.py (commit fa6c5014): rate 8e-5 to 0 after a warmup of 3 %, no weight decay, no
 z-loss, 64 × 16,384 tokens, packing one file at a time, YaRN as in stage 3.
 
-1. python -m trainer data examples --recipe sft --source chats.jsonl --tokenizer tokenizer.json --out <data root>
+1. python -m trainer data examples --recipe sft --source chats.jsonl.gz --out <data root>   (docs/data.md)
 2. python -m trainer data pack --recipe sft --data-root <data root> --out <data root>
 3. Copy this file, and set STEPS to three epochs of what 2. printed: 3 × instances / 64. The rate depends on it.
 4. `initFrom: {run: <stage 3>@11921, optimizerState: false}`, or `{hf: …}`.
 
 Deviations: those of stage 3. A prompt's tokens are marked in the token file itself (bit 31), where OLMo-core has a second
-file of masks. AI2's script trains in bfloat16 too.
+file of masks. Special tokens written inside a message stay text (trainer/data/chat.py). AI2's script trains in bfloat16 too.
 """
 
 from trainer.recipe import Data, DataFile, Optimizer, Order, Packing, Recipe, SchedulePiece
