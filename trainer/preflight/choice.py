@@ -44,11 +44,13 @@ def candidates(recipe: Recipe, kind: DeviceType, slices: int, model: MemoryModel
     """Exact plans, best first: nothing computed twice before anything is, then the fewest passes.
 
     A micro-batch less costs one more gather of the weights, which runs beside the products; recomputing costs FLOPs.
+    With `reduction: invariant` a larger micro-batch than one would need whole gradients (trainer.step).
     """
     model = table.memory_model() if model is None else model
     per_device, shape = recipe.global_batch // (kind.devices * slices), shape_of(recipe)
+    largest = 1 if recipe.reduction == "invariant" else per_device
     for policy in sorted(POLICIES, key=lambda p: p.recomputed):
-        for micro_batch in range(per_device, 0, -1):
+        for micro_batch in range(largest, 0, -1):
             if per_device % micro_batch == 0:
                 plan = plan_of(recipe, kind, slices, micro_batch, policy.name)
                 predicted = model.predict(shape, plan.devices, micro_batch, plan.accumulation, policy)
