@@ -67,18 +67,17 @@ def write_corpus(folder: Path) -> Path:
     return folder
 
 
-def plan(device: str) -> Plan:
-    """cpu-8 = 2 processes × 4 devices; fewer devices accumulate more."""
+def plan(device: str, processes: int | None = None, micro_batch: int = 1) -> Plan:
+    """cpu-8 = 2 processes × 4 devices, unless `processes` says otherwise; fewer devices accumulate more."""
     devices = int(device.removeprefix("cpu-"))
-    processes = max(1, devices // 4)
     return Plan(
         device_type=device,
-        processes=processes,
+        processes=processes or max(1, devices // 4),
         devices=devices,
         global_batch=BATCH,
         data_parallel=devices,
-        micro_batch=1,
-        accumulation=BATCH // devices,
+        micro_batch=micro_batch,
+        accumulation=BATCH // devices // micro_batch,
     )
 
 
@@ -147,7 +146,9 @@ class Run:
     def rundir(self, create: bool = False) -> RunDirectory:
         return RunDirectory.open(str(self.folder), create=create)
 
-    def submit(self, device: str, target: int, **settings: Any) -> AttemptSpec:
+    def submit(
+        self, device: str, target: int, processes: int | None = None, micro_batch: int = 1, **settings: Any
+    ) -> AttemptSpec:
         """The next attempt: spec and HEAD."""
         self.attempt += 1
         given: dict[str, Any] = {
@@ -165,7 +166,7 @@ class Run:
             attempt=self.attempt,
             nonce=uuid.uuid4().hex,
             gang=f"test-a{self.attempt}",
-            plan=plan(device),
+            plan=plan(device, processes, micro_batch),
             settings=Settings.model_validate(given),
             image="test",
         )
