@@ -34,6 +34,7 @@ from tests.golden import inputs
 from tests.golden.answers import HERE, write_json
 from tests.golden.olmo_core_data import write_filter, write_order, write_packing
 from tests.golden.olmo_core_flops import write_flops
+from tests.golden.olmo_core_metrics import write_metrics
 
 EMBEDDING = "embeddings.weight"  # the pattern of the official scripts
 
@@ -342,7 +343,16 @@ def _plain(value: Any) -> Any:
 
 def main() -> None:
     torch.set_num_threads(1)
-    parts = (write_facts, write_flops, write_schedules, write_filter, write_optimizer, write_order, write_packing)
+    parts = (
+        write_facts,
+        write_flops,
+        write_metrics,
+        write_schedules,
+        write_filter,
+        write_optimizer,
+        write_order,
+        write_packing,
+    )
     for write in (*parts, write_model):
         write()
         print(f"{write.__name__}: done")

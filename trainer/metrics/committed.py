@@ -79,8 +79,9 @@ class Committed:
             return None
         body = json.loads(data)
         values = {str(name): float(value) for name, value in (body.get("metrics") or {}).items()}
-        loss = float(body["loss"])
-        values |= {names.HELD_OUT: loss, names.HELD_OUT_PPL: names.perplexity(loss)}
+        if "loss" in body:  # of the recipe's own held-out text; an evaluation of tasks alone has none
+            loss = float(body["loss"])
+            values |= {names.HELD_OUT: loss, names.HELD_OUT_PPL: names.perplexity(loss)}
         trend = self.rundir.read(ref.trend, Trend)
         if trend is not None:
             score = judge(intervals_of(trend.points), self._same_text(ref)).score
