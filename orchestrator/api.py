@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from orchestrator.document import Document as Document
 from orchestrator.durations import Duration as Duration
 from orchestrator.durations import parse_duration as parse_duration
+from orchestrator.evaluation_fields import Evaluation as Evaluation
 from orchestrator.inline_secrets import refuse_inline_secrets as refuse_inline_secrets
 from orchestrator.tolerance import Backoff as Backoff
 from orchestrator.tolerance import Budgets as Budgets
@@ -114,18 +115,6 @@ class Checkpoint(Document):
     keep: Keep = Keep()
 
 
-class Evaluation(Document):
-    """Held-out evaluation."""
-
-    every_steps: int | None = Field(
-        default=None, gt=0, description="steps between evaluations, a multiple of checkpoint.everySteps"
-    )
-    same_text: bool = Field(
-        default=False,
-        description="the held-out text was split off the training text at random: the memorisation alarm sees more",
-    )
-
-
 class InitFrom(Document):
     """Where step 0 comes from when not from the initialiser: exactly one of run, checkpoint and hf."""
 
@@ -193,7 +182,7 @@ class Spec(Document):
     checkpoint: Checkpoint = Field(
         default=Checkpoint(), description="how often progress is made durable, and what is kept of it"
     )
-    evaluation: Evaluation = Field(default=Evaluation(), description="held-out evaluation")
+    evaluation: Evaluation = Field(default=Evaluation(), description="held-out losses and downstream tasks")
     budgets: Budgets = Field(
         default=Budgets(),
         description="endings tolerated per cause since the last new commit: a number or unlimited. One more and the run gives up",
@@ -274,12 +263,13 @@ class Spec(Document):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        every = self.evaluation.every_steps
-        if every and every % self.checkpoint.every_steps:
-            raise ValueError(
-                f"evaluation.everySteps {every} must be a multiple of checkpoint.everySteps "
-                f"{self.checkpoint.every_steps}: evaluations belong to commits"
-            )
+        evaluation = self.evaluation
+        for name, every in (("everySteps", evaluation.every_steps), ("tasksEverySteps", evaluation.tasks_every_steps)):
+            if every and every % self.checkpoint.every_steps:
+                raise ValueError(
+                    f"evaluation.{name} {every} must be a multiple of checkpoint.everySteps "
+                    f"{self.checkpoint.every_steps}: evaluations belong to commits"
+                )
         names = [variable.name for variable in self.env]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

@@ -98,6 +98,11 @@ OBJECTS: dict[type[BaseModel], tuple[Rule, ...]] = {
             ".evaluation.everySteps",
         ),
         Rule(
+            "!has(self.evaluation.tasksEverySteps) || self.evaluation.tasksEverySteps % self.checkpoint.everySteps == 0",
+            "spec.evaluation.tasksEverySteps must be a multiple of spec.checkpoint.everySteps: evaluations belong to commits",
+            ".evaluation.tasksEverySteps",
+        ),
+        Rule(
             "!has(self.suspendReason) || self.suspend",
             "spec.suspendReason goes with suspend: true; set it, or remove the reason",
             ".suspendReason",

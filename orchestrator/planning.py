@@ -85,6 +85,7 @@ def settings(run: TrainingRun) -> Settings:
         commit_every=spec.checkpoint.every_steps,
         keep=spec.keep(),
         evaluate_every=spec.evaluation.every_steps,
+        evaluation=spec.evaluation.settings(),
         held_out_same_text=spec.evaluation.same_text,
         grace_seconds=spec.grace_period,
         hang_step_seconds=spec.hang.step,

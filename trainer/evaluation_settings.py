@@ -46,6 +46,9 @@ class HeldOutSet(Frozen):
 
     @model_validator(mode="after")
     def _known(self) -> "HeldOutSet":
+        for path in self.files:
+            if any(folder in ("", ".", "..") for folder in path.split("/")):
+                raise ValueError(f"file {path!r}: name it relative to the data root, without '.' or '..'")
         if self.files and self.name in (*SET_GROUPS, WINDOWS):
             raise ValueError(f"{self.name} is the name of something else; choose another one for these files")
         if not self.files and self.name not in (*KNOWN_SETS, *SET_GROUPS):
