@@ -164,11 +164,11 @@ def check_checkpoints(run: RunHistory, rundir: RunDirectory) -> Check:
 
 
 def check_reference(run: RunHistory, other: RunHistory) -> list[Check]:
-    """Bit-equality with another run of the same recipe, up to the first change of the number of devices."""
+    """Bit-equality with another run of the same recipe, as far as the recipe's reduction promises it."""
     from orchestrator.report.summary import agreement
 
     same = agreement(run, other)
-    limit = min(s for s in (run.first_resize_step, run.committed_step, other.committed_step) if s is not None)
+    limit = min(s for s in (run.first_reordered_step, run.committed_step, other.committed_step) if s is not None)
     steps = [s for s in same.compared_commits if s <= limit]
     digests = Check(
         "digests",

@@ -154,6 +154,20 @@ class RunHistory:
                 return after.first_step
         return None
 
+    @property
+    def first_reordered_step(self) -> int | None:
+        """Steps completed when bits were first allowed to differ from those of an undisturbed run; None: they never were.
+
+        With `reduction: fast` another number of devices adds in another order; with `invariant` only another kind of
+        device computes otherwise.
+        """
+        if self.recipe.reduction == "fast":
+            return self.first_resize_step
+        for before, after in zip(self.starts, self.starts[1:], strict=False):
+            if after.record.device_kind != before.record.device_kind:
+                return after.first_step
+        return None
+
 
 def collect(rundir: RunDirectory) -> RunHistory:
     """Read everything the report needs.

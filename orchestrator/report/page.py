@@ -68,6 +68,9 @@ def headline(run: RunHistory, verdict: Verdict, summary: Mapping[str, Any]) -> s
     if until:
         resize = run.first_resize_step
         why = ", where the number of devices first changed" if resize == until else ""
+        if summary["ends_as_reference"]:
+            why = ": the same parameters and moments"
+            why += f", though the number of devices changed at step {resize:,}" if resize is not None else ""
         parts.append(f"Bit for bit the run that was never interrupted, through step {until:,}{why}.")
     if not verdict.passed:
         failed = ", ".join(check.name for check in verdict.checks if not check.passed)
@@ -108,7 +111,7 @@ def _loss_caption(summary: Mapping[str, Any]) -> str:
     after = (
         " From there on another number of devices adds the same numbers in another order, so the last bits may differ;"
         " each step still reads the same instances."
-        if resize is not None
+        if resize is not None and summary["reduction"] == "fast"
         else ""
     )
     if until == 0:

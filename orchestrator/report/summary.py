@@ -18,6 +18,7 @@ class Agreement:
     loss_equal_until: int  # last step up to which every loss and gradient norm has the same bits
     first_unequal_loss: int | None
     instances_equal_until: int  # last step up to which both read the same instances in the same order
+    ends_equal: bool  # both committed the same last step, with the same state digest: parameters, moments, skip window
 
 
 def agreement(run: RunHistory, reference: RunHistory) -> Agreement:
@@ -46,6 +47,7 @@ def agreement(run: RunHistory, reference: RunHistory) -> Agreement:
         loss_equal_until=loss_until,
         first_unequal_loss=loss_unequal,
         instances_equal_until=ids_until,
+        ends_equal=run.committed_step == reference.committed_step > 0 and unequal is None,
     )
 
 
@@ -65,10 +67,12 @@ def summary(run: RunHistory, verdict: Verdict, reference: RunHistory | None) -> 
         "missed_instances": verdict.figures.get("missed_instances"),
         "redone_steps": verdict.figures.get("redone_steps"),
         "redone_steps_bitwise_equal": verdict.figures.get("redone_steps_bitwise_equal"),
+        "reduction": run.recipe.reduction,
         "first_resize_step": run.first_resize_step,
         "digest_equal_reference_until_step": same.digest_equal_until if same else None,
         "loss_equal_reference_until_step": same.loss_equal_until if same else None,
         "instances_equal_reference_until_step": same.instances_equal_until if same else None,
+        "ends_as_reference": same.ends_equal if same else None,
         "verified": verdict.passed,
     }
 

@@ -94,9 +94,10 @@ class Life:
     evidence: tuple[tuple[str, str, str], ...] = field(default=())
 
 
-def recipe() -> Recipe:
+def recipe(reduction: str = "fast") -> Recipe:
     return Recipe(
         name="tiny",
+        reduction=reduction,
         model=Model(vocab_size=257, padded_vocab_size=320, d_model=32, n_layers=2, n_heads=2, n_kv_heads=2, head_dim=16, mlp_hidden=64),
         data=Data(files=(DataFile(path="train.npy", bytes=2 * 64 * BATCH * 100),), dtype="uint16", eos_id=256, order=Order(kind="feistel", seed=1)),
         schedule=(SchedulePiece(shape="constant", peak=1e-3, warmup_steps=4, total_steps=100, alpha_f=1.0),),
@@ -148,10 +149,15 @@ def digest(step: int, devices_differ: bool) -> dict[str, int]:
 
 
 def write(
-    story: tuple[Life, ...] = STORY, target: int = 56, uri: str = "memory://demo", done: bool = True
+    story: tuple[Life, ...] = STORY,
+    target: int = 56,
+    uri: str = "memory://demo",
+    done: bool = True,
+    reduction: str = "fast",
+    keeps_bits: bool = False,
 ) -> DictStore:
-    """The run directory of `story`. The last commit of the story is what HEAD names."""
-    store, frozen = DictStore(uri), recipe()
+    """The run directory of `story`. The last commit of the story is what HEAD names. `keeps_bits`: through a resize."""
+    store, frozen = DictStore(uri), recipe(reduction)
     fingerprint = frozen.fingerprint()
     _put(store, "recipe.json", RecipeRecord(fingerprint=fingerprint, recipe=frozen))
     settings = Settings(target_step=target, data_root="data", commit_every=8)
@@ -159,7 +165,7 @@ def write(
     resized, clock, restart = False, T0, 0
     devices = story[0].plan.devices
     for life in story:
-        resized = resized or life.plan.devices != devices
+        resized = not keeps_bits and (resized or life.plan.devices != devices)
         key = f"attempts/{life.attempt}/spec.json"
         if key not in store.objects:
             _put(store, key, AttemptSpec(attempt=life.attempt, nonce=f"n{life.attempt}", gang=f"demo-a{life.attempt}", plan=life.plan, settings=settings, image="local"))  # fmt: skip

@@ -65,6 +65,7 @@ def test_summary_has_every_figure_that_was_asked_for(run: RunHistory, reference:
     assert {k: body[k] for k in FIGURES} == FIGURES
     assert (body["global_batch"], body["done_step"], body["target_step"]) == (512, 56, 56)
     assert body["digest_equal_reference_until_step"] == body["first_resize_step"] == 41
+    assert (body["reduction"], body["ends_as_reference"]) == ("fast", False)
     assert body["seconds"] == pytest.approx(120.5)  # the sum of all the phases of the story
     assert json.loads(json.dumps(body)) == body
 
@@ -74,6 +75,20 @@ def test_agreement_stops_at_the_first_bit_that_differs(run: RunHistory, referenc
     assert (same.digest_equal_until, same.first_unequal_digest) == (41, 48)
     assert (same.loss_equal_until, same.first_unequal_loss) == (41, 42)
     assert same.instances_equal_until == 56
+
+
+def test_a_run_that_ends_as_the_reference_says_so() -> None:
+    kept = history(write(reduction="invariant", keeps_bits=True))
+    body = summary(kept, PROVEN, history(write(REFERENCE, reduction="invariant")))
+    assert (body["reduction"], body["ends_as_reference"], body["digest_equal_reference_until_step"]) == (
+        "invariant",
+        True,
+        56,
+    )
+    assert (
+        "through step 56: the same parameters and moments, though the number of devices changed at step 41"
+        in headline(kept, PROVEN, body)
+    )
 
 
 def test_a_run_agrees_with_itself_to_the_end(run: RunHistory) -> None:

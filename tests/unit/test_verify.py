@@ -143,6 +143,16 @@ def test_the_reference_must_agree_until_the_first_resize() -> None:
     assert "first that differs is at step 24" in checks[0].text
 
 
+def test_where_the_reduction_is_invariant_the_reference_must_agree_to_the_end() -> None:
+    reference = collect(RunDirectory(write(REFERENCE, reduction="invariant")))
+    kept = collect(RunDirectory(write(reduction="invariant", keeps_bits=True)))
+    assert (kept.first_resize_step, kept.first_reordered_step) == (41, None)
+    assert all(check.passed for check in v.check_reference(kept, reference))
+    lost = collect(RunDirectory(write(reduction="invariant")))
+    checks = v.check_reference(lost, reference)
+    assert [(c.name, c.passed) for c in checks] == [("digests", False), ("losses", False), ("batches", True)]
+
+
 def test_other_instances_than_the_reference_fail() -> None:
     run = collect(RunDirectory(write()))
     other = collect(RunDirectory(write(REFERENCE)))

@@ -1,0 +1,66 @@
+"""`reduction: invariant` with real processes: one run, bit for bit, whatever it trains on and however often that changes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.gang import Run, small_recipe
+
+STEPS = 200
+LAYOUT = {"commit_every": 50, "evaluate_every": 100}
+
+# Each runs from step to step on (devices, processes, micro-batch) until the step at its end.
+RUNS: dict[str, list[tuple[int, str, int, int]]] = {
+    "2 devices": [(STEPS, "cpu-2", 1, 1)],
+    "4 devices, whole gradients": [(STEPS, "cpu-4", 1, 2)],
+    "8 devices in 1 process": [(STEPS, "cpu-8", 1, 1)],
+    "8 devices in 4 processes": [(STEPS, "cpu-8", 4, 2)],
+    "resized twice": [(50, "cpu-8", 2, 2), (150, "cpu-2", 1, 4), (STEPS, "cpu-8", 2, 1)],
+}
+
+
+def invariant_recipe() -> Any:
+    recipe = small_recipe(reduction="invariant")
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"mask_documents": True})})
+
+
+def held_out(run: Run) -> dict[str, float]:
+    return {path.stem: json.loads(path.read_text())["loss"] for path in run.folder.glob("eval/*/*.json")}
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory, corpus: Path, compile_cache: Path) -> Run:
+    """One device, one instance after the other."""
+    run = Run.new(tmp_path_factory.mktemp("reference") / "reference", corpus, compile_cache, invariant_recipe())
+    run.train("cpu-1", STEPS, **LAYOUT)
+    return run
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("layout", RUNS.values(), ids=RUNS)
+def test_the_same_bits_on_any_devices(
+    layout: list[tuple[int, str, int, int]], reference: Run, new_run: Callable[..., Run]
+) -> None:
+    """State digests (parameters, moments, skip window), losses, norms and held-out losses: 200 steps, some skipped."""
+    run = new_run(recipe=invariant_recipe())
+    for target, device, processes, micro_batch in layout:
+        run.train(device, target, processes=processes, micro_batch=micro_batch, **LAYOUT)
+    assert run.numbers() == reference.numbers()
+    assert len(run.numbers()) == STEPS
+    digests = {record.ref.step: record.digest for record in run.lineage()}
+    assert digests == {record.ref.step: record.digest for record in reference.lineage()}
+    assert {"params/head", "mu/wq", "nu/embedding", "window/losses", "window/grad_norms"} <= set(digests[STEPS])
+    assert held_out(run) == held_out(reference)
+    assert set(held_out(run)) == {"100", "200"}
+
+
+def test_the_fast_reduction_does_not_do_that(new_run: Callable[..., Run]) -> None:
+    """So the test above can fail: a few steps on other devices are enough."""
+    runs = [new_run(device) for device in ("cpu-1", "cpu-2")]
+    for run, device in zip(runs, ("cpu-1", "cpu-2"), strict=True):
+        run.train(device, 8, commit_every=8)
+    one, two = (run.lineage()[0].digest for run in runs)
+    assert one != two
