@@ -52,7 +52,9 @@ class HeldOutSet(Frozen):
         if self.files and self.name in (*SET_GROUPS, WINDOWS):
             raise ValueError(f"{self.name} is the name of something else; choose another one for these files")
         if not self.files and self.name not in (*KNOWN_SETS, *SET_GROUPS):
-            near = difflib.get_close_matches(self.name, [*KNOWN_SETS, *SET_GROUPS], n=3, cutoff=0.5)
+            known = [*KNOWN_SETS, *SET_GROUPS]
+            near = [name for name in known if name.startswith(self.name)]
+            near = near or difflib.get_close_matches(self.name, known, n=3, cutoff=0.5)
             hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join([*SET_GROUPS, *KNOWN_SETS])}"
             raise ValueError(f"set {self.name!r} has no files and is not known; {hint}")
         return self
