@@ -38,7 +38,13 @@ def is_kernel(instruction: Instruction) -> bool:
 
 
 def direction(instruction: Instruction) -> Direction:
-    return "backward" if "transpose(" in instruction.op_name or "_dkv" in instruction.name else "forward"
+    """By the kernel's name; a forward kernel that the backward pass runs again is one all the same."""
+    if "_fwd" in instruction.name:
+        return "forward"
+    backward = ("_dkv", "_dq", "_bwd")
+    return (
+        "backward" if "transpose(" in instruction.op_name or any(n in instruction.name for n in backward) else "forward"
+    )
 
 
 def kernels(executions: Executions) -> list[Kernel]:
