@@ -41,6 +41,7 @@ def preflight(
     from trainer.hardware import device_type
     from trainer.preflight.choice import choose, refuse_inexact
     from trainer.preflight.plans import plan_of
+    from trainer.preflight.preflight import check
     from trainer.preflight.preflight import preflight as run
     from trainer.preflight.render import lines
     from trainer.recipe import load, parse_overrides
@@ -48,6 +49,7 @@ def preflight(
     options = {name: str(value) for name, value in parse_overrides(xla).items()}
     loaded = load(recipe, parse_overrides(overrides))
     kind = device_type(device)
+    check(kind)
     refuse_inexact(loaded, kind, slices)
     if micro_batch is None or remat is None:
         chosen = choose(loaded, kind, slices).plan

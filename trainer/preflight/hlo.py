@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from trainer.errors import TrainerError
+
 BYTES = {
     **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3", "f8e4m3b11fnuz"), 1),
     **dict.fromkeys(("bf16", "f16", "s16", "u16"), 2),
@@ -30,8 +32,8 @@ _END = re.compile(r"\}(, execution_thread=.*)?$")  # of a computation; a constan
 _TABLE_ROW = re.compile(r'^(\d+) (?:"(.*)"|\{(.*)\})$')
 
 
-class HloError(Exception):
-    """The text is not what this reader knows."""
+class HloError(TrainerError):
+    """The program's text is not what this reader knows."""
 
 
 @dataclass(frozen=True)

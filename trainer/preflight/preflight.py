@@ -43,7 +43,7 @@ def preflight(
     installed, or none knows the device type.
     """
     kind = device_type(plan.device_type)
-    _check(kind)
+    check(kind)
     options, installed = compiler_options or {}, cache.versions()
     key = cache.program(recipe, plan, options, installed)
     found = None if fresh or keep_text else cache.find(key)
@@ -81,7 +81,8 @@ def _one_at_a_time() -> Iterator[None]:
         yield
 
 
-def _check(kind: DeviceType) -> None:
+def check(kind: DeviceType) -> None:
+    """Raises ConfigurationError where nothing can be compiled for `kind`."""
     if kind.family not in CLOCK:
         raise ConfigurationError(
             f"device {kind.name!r}: preflight compiles for {', '.join(CLOCK)}; choose a slice of one of them"
