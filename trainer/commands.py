@@ -26,6 +26,7 @@ import click
     metavar="NAME|NAME=FILE,…",
     help="held-out sets beside the recipe's own, evaluated as often",
 )
+@click.option("--same-text", is_flag=True, help="the held-out text was split off the training text at random")
 @click.option("--tasks", multiple=True, metavar="NAME", help="downstream tasks or groups of them, e.g. fast")
 @click.option("--tasks-every", type=int, metavar="STEPS", help="[--evaluate-every]")
 @click.option("--compile-cache", metavar="DIR", help="JAX's persistent compile cache")

@@ -54,6 +54,7 @@ def prepare(
     commit_every: int | None,
     evaluate_every: int | None,
     sets: tuple[str, ...],
+    same_text: bool,
     tasks: tuple[str, ...],
     tasks_every: int | None,
     compile_cache: str | None,
@@ -82,6 +83,7 @@ def prepare(
             "target_step": target,
             "data_root": os.path.abspath(data_root) if "://" not in data_root else data_root,
             "init_from": _source(init_from) if init_from else None,
+            "held_out_same_text": same_text,
             "evaluation": {
                 "sets": [one.model_dump() for one in parse_sets(sets)],
                 "tasks": tasks,
