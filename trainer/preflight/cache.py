@@ -1,9 +1,10 @@
-"""Reports kept under ~/.cache/untildone/preflight, by a hash of all that decides the program.
+"""Compiled programs kept as text under ~/.cache/untildone/preflight, by a hash of all that decides them.
 
 Recipe (but for the names of its data files, which no program sees), plan, compiler options, the sources the step is
 made of, and versions. Importable without JAX.
 """
 
+import gzip
 import hashlib
 import json
 import os
@@ -12,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from trainer.plan import Plan
-from trainer.preflight.accounting import Report, report_of
 from trainer.recipe import Recipe
 
 PACKAGES = ("jax", "jaxlib", "libtpu")
-FORMAT = 1  # of the report
+FORMAT = 2  # of what is kept
 
 
 def folder() -> Path:
-    """Where reports are kept."""
+    """Where they are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "untildone" / "preflight"
 
@@ -41,7 +41,7 @@ def sources() -> str:
     a wrong table."""
     digest = hashlib.sha256()
     here = Path(__file__).parent.parent
-    for path in sorted([*here.glob("*.py"), *Path(__file__).parent.glob("*.py")]):
+    for path in sorted([*here.glob("*.py"), Path(__file__).parent / "worker.py"]):
         if path.name not in UNRELATED:
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()
@@ -49,8 +49,8 @@ def sources() -> str:
 
 # Of the start and the loop around the step, edited often.
 UNRELATED = {
-    "beginning.py", "checkpoint.py", "cli.py", "command.py", "commands.py", "commits.py", "convert.py", "data_root.py",
-    "departure.py", "distributed.py", "evaluate.py", "freezing.py", "log.py", "loop.py", "progress.py", "render.py",
+    "beginning.py", "checkpoint.py", "cli.py", "commands.py", "commits.py", "convert.py", "data_root.py",
+    "departure.py", "distributed.py", "evaluate.py", "freezing.py", "log.py", "loop.py", "progress.py",
     "requests.py", "restore.py", "settings.py", "standalone.py", "steplog.py", "train.py", "training.py", "watchdog.py",
 }  # fmt: skip
 
@@ -78,16 +78,28 @@ def program_recipe(recipe: Recipe) -> dict[str, Any]:
     return body
 
 
-def find(key: str) -> Report | None:
-    """The report kept under `key`."""
-    path = folder() / f"{key}.json"
-    return report_of(json.loads(path.read_text())) if path.is_file() else None
+def find(key: str) -> tuple[dict[str, Any], str | None] | None:
+    """The outcome kept under `key` and the program's text, if there was one."""
+    outcome, text = _paths(key)
+    if not outcome.is_file():
+        return None
+    return json.loads(outcome.read_text()), gzip.decompress(text.read_bytes()).decode() if text.is_file() else None
 
 
-def keep(report: Report) -> None:
-    """Keep a report under its program."""
+def keep(key: str, outcome: dict[str, Any], text: str | None) -> None:
+    """Keep what a compilation gave."""
     folder().mkdir(parents=True, exist_ok=True)
-    path = folder() / f"{report.program}.json"
+    at, program_at = _paths(key)
+    if text is not None:
+        _write(program_at, gzip.compress(text.encode(), 6))
+    _write(at, json.dumps(outcome, indent=1).encode())
+
+
+def _paths(key: str) -> tuple[Path, Path]:
+    return folder() / f"{key}.json", folder() / f"{key}.hlo.gz"
+
+
+def _write(path: Path, content: bytes) -> None:
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps(report.to_json(), indent=1))
+    temporary.write_bytes(content)
     temporary.replace(path)

@@ -4,7 +4,6 @@ import fcntl
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,15 +45,18 @@ def preflight(
     check(kind)
     options, installed = compiler_options or {}, cache.versions()
     key = cache.program(recipe, plan, options, installed)
-    found = None if fresh or keep_text else cache.find(key)
-    if found is not None:
-        return found
-    with _one_at_a_time(), tempfile.TemporaryDirectory(prefix="untildone-preflight-") as out:
-        outcome = _work(recipe, plan, options, Path(out), timeout)
-        program = Path(out) / "program.hlo"
-        text = program.read_text() if program.is_file() else None
-        if keep_text and text is not None:
-            shutil.copy(program, keep_text)
+    found = None if fresh else cache.find(key)
+    if found is None:
+        with _one_at_a_time(), tempfile.TemporaryDirectory(prefix="untildone-preflight-") as out:
+            outcome = _work(recipe, plan, options, Path(out), timeout)
+            program = Path(out) / "program.hlo"
+            text = program.read_text() if program.is_file() else None
+        if outcome.get("final", True):
+            cache.keep(key, outcome, text)
+    else:
+        outcome, text = found
+    if keep_text and text is not None:
+        keep_text.write_text(text)
     common = {
         "recipe": recipe.name,
         "plan": plan.model_dump(mode="json"),
@@ -62,10 +64,7 @@ def preflight(
         "versions": installed,
         "program": key,
     }
-    report = account(recipe, plan, kind, outcome, text, common)
-    if outcome.get("final", True):
-        cache.keep(report)
-    return report
+    return account(recipe, plan, kind, outcome, text, common)
 
 
 @contextmanager

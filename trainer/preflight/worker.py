@@ -6,6 +6,7 @@ OUT/program.hlo and OUT/compiled.json.
 """
 
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -81,14 +82,19 @@ def abstract_arguments(recipe: Any, plan: Any, mesh: Any) -> tuple[Any, Any]:
 
 
 def _whole_text(compiled: Any) -> str:
-    """The optimised program with its constants written out: the masks of the attention kernels are among them."""
+    """The optimised program with its constants written out, as the masks of the attention kernels are among them; but not
+    the tables of floating-point numbers, which are most of the text then."""
     from jaxlib import _hlo
 
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
     options.print_metadata = True
     options.print_backend_config = True
-    return "\n".join(module.to_string(options) for module in compiled.runtime_executable().hlo_modules())
+    whole = "\n".join(module.to_string(options) for module in compiled.runtime_executable().hlo_modules())
+    return _TABLE.sub(r"\1{...})", whole)
+
+
+_TABLE = re.compile(r"(= (?:f32|bf16)\[[^\]]*\]\S* constant\()\{[^()]{5000,}\}\)")
 
 
 if __name__ == "__main__":
