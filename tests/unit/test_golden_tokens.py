@@ -13,11 +13,12 @@ from trainer.data.loader import Loader, global_ids
 from trainer.data.mix import Mix
 from trainer.data.order import open_order
 from trainer.data.tokenize import DTYPE
-from trainer.data.tokenizer import SpecialTokens, find_tokenizer
+from trainer.data.tokenizer import SpecialTokens, TokenizerFile, find_tokenizer
 from trainer.data.tokenizing import tokenize
 from trainer.freezing import freeze
 from trainer.recipe import DataFile, Recipe
 
+EOS = 100257
 DOLMA = np.load(inputs.HERE / "dolma_tokens.npz")
 BATCHES = json.loads((inputs.HERE / "olmo_core_batches.json").read_text())
 
@@ -28,23 +29,31 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def mix_folder(sources: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dolma2() -> TokenizerFile:
+    return find_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def mix_folder(sources: list[Path], dolma2: TokenizerFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Each input tokenised by itself, with the real tokenizer: five token files."""
     out = tmp_path_factory.mktemp("mix")
     for source in sources:
-        tokenize([str(source)], str(out / source.name.partition(".")[0]), find_tokenizer())
+        tokenize([str(source)], str(out / source.name.partition(".")[0]), dolma2)
     return out
 
 
-def test_tokens_are_those_of_dolma(mix_folder: Path) -> None:
+def test_tokens_are_those_of_dolma(mix_folder: Path, dolma2: TokenizerFile) -> None:
+    assert dolma2.eos_id == EOS
     for number in range(texts.INPUTS):
         ours = (mix_folder / str(number) / "part-00000.npy").read_bytes()
         assert ours == DOLMA[f"text/{number}"].astype("<u4").tobytes()
 
 
 @pytest.mark.parametrize("special", ["text", "ids"])
-def test_a_whole_folder_is_the_same_stream(sources: list[Path], tmp_path: Path, special: SpecialTokens) -> None:
-    made, other = tokenize([str(sources[0].parent)], str(tmp_path), find_tokenizer(), special_tokens=special)
+def test_a_whole_folder_is_the_same_stream(
+    sources: list[Path], dolma2: TokenizerFile, tmp_path: Path, special: SpecialTokens
+) -> None:
+    made, other = tokenize([str(sources[0].parent)], str(tmp_path), dolma2, special_tokens=special)
     expected = np.concatenate([DOLMA[f"{special}/{number}"] for number in range(texts.INPUTS)])
     assert np.array_equal(np.fromfile(tmp_path / "part-00000.npy", "<u4"), expected)
     blank = sum(not text.strip() for text in texts.documents())
@@ -55,7 +64,7 @@ def test_a_whole_folder_is_the_same_stream(sources: list[Path], tmp_path: Path, 
 def mix_recipe(folder: Path) -> Recipe:
     base = recipe(kind="olmo_core", seed=texts.SEED, batch=texts.BATCH, length=texts.LENGTH, dtype=DTYPE, vocab=100_278)
     files = tuple(DataFile(path=f"{number}/part-00000.npy") for number in range(texts.INPUTS))
-    data = base.data.model_copy(update={"files": files, "eos_id": find_tokenizer().eos_id})
+    data = base.data.model_copy(update={"files": files, "eos_id": EOS})
     return freeze(base.model_copy(update={"data": data}), str(folder))
 
 

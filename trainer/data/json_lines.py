@@ -5,6 +5,7 @@ member is refused: it was cut off, and reading on would lose documents silently.
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -51,9 +52,9 @@ def find_inputs(sources: list[str]) -> tuple[list[Input], int]:
             raise ConfigurationError(f"--source {source}: no file below it ends in {', '.join(ENDINGS)}")
         found += mine
         other += len(files) - len(mine)
-    twice = {one.where for one in found if sum(one.where == two.where for two in found) > 1} if len(sources) > 1 else ()
+    twice = [where for where, count in Counter(one.where for one in found).items() if count > 1]
     if twice:
-        raise ConfigurationError(f"--source: {min(twice)} is in it twice; its documents would be too")
+        raise ConfigurationError(f"--source: {twice[0]} is in it twice; its documents would be too")
     return found, other
 
 

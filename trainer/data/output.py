@@ -170,9 +170,15 @@ class GcsOutput:
 
     @contextlib.contextmanager
     def file(self, name: str) -> Iterator[BinaryIO]:
-        with tempfile.TemporaryFile() as file:  # has no name: gone with the process
-            yield file
-            self._root.retried(lambda: self._upload(name, file), name)
+        try:
+            with tempfile.TemporaryFile() as file:  # has no name: gone with the process
+                yield file
+                self._root.retried(lambda: self._upload(name, file), name)
+        except OSError as error:
+            raise StorageUnavailable(
+                f"--out {self.uri}: {error.strerror or error} in {tempfile.gettempdir()}, through which {name} passes; set "
+                "TMPDIR to a larger folder"
+            ) from error
 
     def _upload(self, name: str, file: BinaryIO) -> None:
         blob = self._root.blob(name)
