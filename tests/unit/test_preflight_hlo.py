@@ -196,6 +196,9 @@ def test_cycles_have_names(report: Report) -> None:
     total = sum(report.cycles.values())
     unnamed = sum(v for kind, v in report.cycles.items() if kind.startswith("other"))
     assert unnamed / total < 0.1
+    assert {"matmul", "attention forward", "attention backward", "dq partial sums", "scan slices in and out"} <= set(
+        report.cycles
+    )
     assert report.mfu_ceiling is not None and 0 < report.mfu_ceiling < 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from trainer.preflight import kernels as pallas
 from trainer.preflight.executions import Executions, contains_matmul
-from trainer.preflight.hlo import Frame, Instruction, Module
+from trainer.preflight.hlo import Computation, Frame, Instruction, Module
 
 CLOCK = {"tpu7x": 2.2e9, "v5p": 1.75e9}  # Hz of a TensorCore
 
@@ -28,13 +28,24 @@ FUNCTIONS = {
     "adamw": "optimizer",
     "adamw.<locals>.update": "optimizer",
     "clip_coefficient": "optimizer",
-    "make_train_step.<locals>.train_step": "optimizer",
     "Weights.lookup": "embedding",
     "_sum_over_devices": "gradient sums",
     "ids_hash": "hashes",
     "data_hash": "hashes",
     "splash_attention": "around attention",
+    "Weights.matmul": "split and join of weights",
+    "layer": "elsewhere in the layer",
 }
+# The same for jax.named_scope, which also names the backward pass of a custom_vjp: its stack ends at the call.
+SCOPES = {
+    "norm": "norms",
+    "rope": "rotary positions",
+    "swiglu": "SwiGLU",
+    "loss": "loss",
+    "attention": "around attention",
+    "embedding": "embedding",
+}
+STEP = "make_train_step.<locals>.train_step"
 
 
 @dataclass(frozen=True)
@@ -51,7 +62,9 @@ def work(executions: Executions, found: list[pallas.Kernel], peak_flops: float, 
     done = [Work(k.instruction, f"attention {k.direction}", k.flops * k.times / peak_flops * clock) for k in found]
     for computation, instruction, times in executions.scheduled():
         if computation.thread == "" and instruction.cycles:
-            done.append(Work(instruction, kind_of(executions.module, instruction), instruction.cycles * times))
+            done.append(
+                Work(instruction, kind_of(executions.module, computation, instruction), instruction.cycles * times)
+            )
     return done
 
 
@@ -63,25 +76,38 @@ def by_kind(done: list[Work]) -> dict[str, float]:
     return dict(total.most_common())
 
 
-def kind_of(module: Module, instruction: Instruction) -> str:
+def kind_of(module: Module, computation: Computation, instruction: Instruction) -> str:
     """What an instruction is for, in words."""
     if contains_matmul(module, instruction):
         return "matmul"
     tail = instruction.op_name.rpartition("/")[2]
-    if "splash_mha_dkv" in instruction.op_name and tail == "reduce_sum":
+    if tail == "reduce_sum" and "splash" in instruction.op_name and _drops_leading(computation, instruction):
         return "dq partial sums"
     opcodes = {inner.opcode for _, inner in module.inside(instruction)} or {instruction.opcode}
     if tail in ("dynamic_slice", "dynamic_update_slice") or tail.startswith("while"):
         return "scan slices in and out"
     if opcodes <= {"copy", "bitcast", "transpose", "parameter", "tuple", "get-tuple-element", "reshape"}:
         return "copies and layout"
-    stack = module.stack(instruction.frame)
+    purpose = _purpose(instruction, module.stack(instruction.frame))
     if tail.startswith("convert"):
-        return f"conversions ({_purpose(stack)})" if _purpose(stack) else "conversions"
+        return f"conversions ({purpose})" if purpose else "conversions"
     if {"dynamic-slice", "dynamic-update-slice"} & opcodes and not opcodes & {"multiply", "reduce", "exponential"}:
         return "scan slices in and out"
-    return _purpose(stack) or f"other ({tail or instruction.opcode})"
+    return purpose or f"other ({tail or instruction.opcode})"
 
 
-def _purpose(stack: list[Frame]) -> str | None:
+def _purpose(instruction: Instruction, stack: list[Frame]) -> str | None:
+    """By the innermost scope or function that has a name here. All is called by the step: that one must be the last."""
+    scope = next((SCOPES[part] for part in reversed(instruction.op_name.split("/")) if part in SCOPES), None)
+    if scope is not None:
+        return scope
+    if stack and stack[0].function == STEP:
+        return "optimizer"
     return next((FUNCTIONS[f.function] for f in stack if f.function in FUNCTIONS), None)
+
+
+def _drops_leading(computation: Computation, instruction: Instruction) -> bool:
+    """Whether it sums over the parts of a kernel's result, […, parts, heads, length, head_dim]."""
+    made = instruction.arrays[0].dims
+    inputs = [array.dims for name in instruction.operands for array in computation.instructions[name].arrays]
+    return any(len(dims) > len(made) >= 3 and dims[-2:] == made[-2:] for dims in inputs)
