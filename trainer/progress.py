@@ -169,11 +169,14 @@ class Monitor:
                     print(f"progress could not be written ({self.failures} times): {error}", file=sys.stderr)
 
     def _run(self) -> None:
+        said = time.monotonic()
         while True:
-            changed = self._wake.wait(self.every_seconds)
+            self._wake.wait(self.every_seconds)
             self._wake.clear()
             self.write_now()
-            if self.line and not changed and self.step is not None and not sys.stderr.isatty():
+            due = time.monotonic() - said >= self.every_seconds
+            if self.line and due and self.step is not None and not sys.stderr.isatty():
+                said = time.monotonic()
                 self._say()
 
     def _say(self) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from trainer.metrics.tables import rows, write_csv, write_json_lines
 from trainer.metrics.tensorboard import Export
 from trainer.plan import Plan
 from trainer.recipe import load
-from trainer.rundir.records import CommitRef, Head, StepLine
+from trainer.rundir.records import CommitRef, Head, StepLine, Trend, TrendPoint
 from trainer.rundir.rundir import RunDirectory
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -308,3 +309,21 @@ def test_the_commands_of_the_group() -> None:
         result = CliRunner().invoke(metrics, [name, "--help"])
         assert result.exit_code == 0, result.output
     assert tensorboard.NAME.fullmatch("events.out.tfevents.0000000001.untildone.steps.56-3.1")
+
+
+def test_the_score_of_the_alarm_is_a_curve_too(store: DictStore, tmp_path: Path) -> None:
+    """It is written beside the evaluation, a little later, and belongs to the same commit."""
+    rng, points_ = random.Random(0), []
+    for step in range(1, 57):
+        points_.append(TrendPoint(step=step, held_out=3.0, first=step, train=3.0 + rng.gauss(0, 0.01)))
+    evaluate(store, "3.1/56", 3.0)
+    export = Export(committed(store), tmp_path)
+    export.update()
+    assert points(tmp_path, names.SCORE) == []
+    store.put("trend/3.1/56.json", Trend(points=tuple(points_)).canonical())
+    export.update()
+    ((step, score),) = points(tmp_path, names.SCORE)
+    assert step == 56 and -3 < score <= 0
+    assert list(rows(committed(store)))[-1].values[names.SCORE] == pytest.approx(score)
+    store.put("trend/1.1/8.json", Trend(points=tuple(points_[:3])).canonical())
+    assert committed(store).score(CommitRef(attempt=1, start=1, step=8)) is None, "nothing to judge yet"

@@ -14,6 +14,7 @@ import click
 import numpy as np
 
 from trainer.data.bars import bar
+from trainer.errors import StorageUnavailable
 from trainer.flops import COUNTINGS, REPORTED, Counting
 from trainer.metrics.tables import FORMATS
 
@@ -59,9 +60,15 @@ def tensorboard(run_directory: str, out: Path, follow: bool, every: float, count
     run = _committed(run_directory, counting)
     export = Export(run, out)
     while True:
-        done = follow and _done(run)  # first: what is committed until then is written below
-        with bar("writing", None) as advance:
-            points = export.update(advance)
+        try:
+            done = follow and _done(run)  # first: what is committed until then is written below
+            with bar("writing", None) as advance:
+                points = export.update(advance)
+        except StorageUnavailable as error:
+            if not follow:
+                raise
+            click.echo(f"{error}; trying again", err=True)
+            points, done = 0, False
         if points or not follow:
             click.echo(f"{out}: {points:,} new points, up to step {export.committed:,}")
         if not follow or done:

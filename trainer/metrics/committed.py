@@ -6,8 +6,10 @@ are not among them; they were done again, and only the second time counts.
 
 import json
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from trainer.errors import ConfigurationError
 from trainer.flops import REPORTED, Counting
@@ -16,6 +18,9 @@ from trainer.metrics.memorisation import intervals_of, judge
 from trainer.metrics.names import Throughput
 from trainer.rundir.records import CommitRecord, CommitRef, Trend
 from trainer.rundir.rundir import RunDirectory
+
+DOCUMENT = re.compile(r"\w+/(\d+)\.(\d+)/(\d+)\.json")
+Folder = Literal["eval", "trend"]
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,15 @@ class Committed:
     def parent(self, record: CommitRecord) -> CommitRecord | None:
         return self.rundir.read_commit(record.parent) if record.parent else None
 
-    def evaluated(self) -> set[str]:
-        """Keys of all evaluations there are, of whichever commits."""
-        return set(self.rundir.patient(lambda: self.rundir.store.list("eval")))
+    def evaluated(self, folder: Folder = "eval") -> set[CommitRef]:
+        """Commits, of this run's line or not, that have a document in `folder`: an evaluation, or a trend."""
+        keys = self.rundir.patient(lambda: self.rundir.store.list(folder))
+        found = [match for key in keys if (match := DOCUMENT.fullmatch(key)) is not None]
+        return {CommitRef(attempt=int(m[1]), start=int(m[2]), step=int(m[3])) for m in found}
 
     def evaluation(self, ref: CommitRef) -> Point | None:
         """The evaluation of a commit; None where there is none (yet)."""
-        data = self.rundir.get(evaluation_key(ref))
+        data = self.rundir.get(f"eval/{ref.attempt}.{ref.start}/{ref.step}.json")
         if data is None:
             return None
         body = json.loads(data)
@@ -82,12 +89,17 @@ class Committed:
         if "loss" in body:  # of the recipe's own held-out text; an evaluation of tasks alone has none
             loss = float(body["loss"])
             values |= {names.HELD_OUT: loss, names.HELD_OUT_PPL: names.perplexity(loss)}
-        trend = self.rundir.read(ref.trend, Trend)
-        if trend is not None:
-            score = judge(intervals_of(trend.points), self._same_text(ref)).score
-            if score.size and math.isfinite(score[-1]):
-                values[names.SCORE] = float(score[-1])
         return Point(ref.step, float(body.get("time", 0.0)), values)
+
+    def score(self, ref: CommitRef) -> Point | None:
+        """The score of the memorisation rule at a commit; None where the rule has nothing to judge (yet)."""
+        trend, record = self.rundir.read(ref.trend, Trend), self.rundir.read_start(ref.attempt, ref.start)
+        if trend is None or record is None:
+            return None
+        score = judge(intervals_of(trend.points), record.settings.held_out_same_text).score
+        if not score.size or not math.isfinite(score[-1]):
+            return None
+        return Point(ref.step, self.rundir.read_commit(ref).time, {names.SCORE: float(score[-1])})
 
     def _on(self, ref: CommitRef) -> Throughput:
         start = (ref.attempt, ref.start)
@@ -97,11 +109,3 @@ class Committed:
                 raise ConfigurationError(f"{self.rundir.uri}: attempts/{start[0]}/{start[1]}/start.json is missing")
             self._throughput[start] = Throughput.of(self.recipe, record.plan, self._counting)
         return self._throughput[start]
-
-    def _same_text(self, ref: CommitRef) -> bool:
-        record = self.rundir.read_start(ref.attempt, ref.start)
-        return record is not None and record.settings.held_out_same_text
-
-
-def evaluation_key(ref: CommitRef) -> str:
-    return f"eval/{ref.attempt}.{ref.start}/{ref.step}.json"

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from trainer.errors import ConfigurationError
 from trainer.metrics import names
-from trainer.metrics.committed import evaluation_key
 
 F64 = npt.NDArray[np.float64]
 
@@ -66,7 +65,7 @@ def _of_run(uri: str, wanted: tuple[str, ...]) -> Curve:
         if of_steps:
             points = run.steps(record, before)
         else:
-            evaluation = run.evaluation(record.ref) if evaluation_key(record.ref) in there else None
+            evaluation = run.evaluation(record.ref) if record.ref in there else None
             points = iter([evaluation] if evaluation else [])
         for point in points:
             for name in wanted if of_steps else point.values:

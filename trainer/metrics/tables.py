@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from trainer.metrics.committed import Committed, Point, evaluation_key
+from trainer.metrics.committed import Committed, Point
 from trainer.metrics.names import OF_A_STEP
 
 FORMATS = ("jsonl", "csv")
@@ -19,10 +19,11 @@ def rows(run: Committed, advance: Callable[[int, int], None] = lambda done, tota
     """All committed steps in order; what belongs to a commit or to its evaluation is part of the row of its step."""
     records, there, before = run.since(None), run.evaluated(), None
     for done, record in enumerate(records, 1):
-        evaluation = run.evaluation(record.ref) if evaluation_key(record.ref) in there else None
+        later = [run.evaluation(record.ref), run.score(record.ref)] if record.ref in there else []
         for point in run.steps(record, before):
-            if evaluation is not None and point.step == evaluation.step:
-                point.values.update(evaluation.values)
+            if point.step == record.ref.step:
+                for more in later:
+                    point.values.update(more.values if more is not None else {})
             yield point
         before = record
         advance(done, len(records))

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.errors import ConfigurationError
-from trainer.metrics.committed import Committed, Point, RolledBack, evaluation_key
+from trainer.metrics.committed import Committed, Folder, Point, RolledBack
 from trainer.metrics.event_files import EventWriter
 from trainer.rundir.records import CommitRecord, CommitRef
 
 # TensorBoard reads the files of a folder in the order of their names, and none that comes before one it has finished.
-NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.untildone\.(steps|eval)\.(\d+)-(\d+)\.(\d+)")
+NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.untildone\.(steps|eval|trend)\.(\d+)-(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True)
 class Written:
-    """One event file: the steps up to a commit, or the evaluation of one."""
+    """One event file: the steps up to a commit, or its evaluation, or the score of the alarm's rule there."""
 
     number: int
     kind: str
@@ -60,6 +60,7 @@ class Export:
         mark.write_text(run.rundir.uri + "\n")
         for left in out.glob(".untildone-*"):
             left.unlink()
+        self._nothing: set[tuple[Folder, CommitRef]] = set()  # documents that say nothing, and never will
         self._line: list[CommitRef] = []  # the run's commits, oldest first, as far as they were read
         self._files = sorted(
             (found for p in out.iterdir() if (found := Written.of(p.name)) is not None), key=lambda f: f.number
@@ -76,8 +77,8 @@ class Export:
         records = self._new_commits()
         if records:
             written += self._write_steps(records, advance)
-        written += self._write_evaluations()
-        return written
+        written += self._write_documents("eval", self._run.evaluation)
+        return written + self._write_documents("trend", self._run.score)
 
     def _new_commits(self) -> list[CommitRecord]:
         """The commits after the last one that is in the files; files of commits that were set aside are removed."""
@@ -104,14 +105,18 @@ class Export:
         first = (records[0].parent.step if records[0].parent else 0) + 1
         return self._write("steps", records[-1].ref, points(), first)
 
-    def _write_evaluations(self) -> int:
+    def _write_documents(self, kind: Folder, read: Callable[[CommitRef], Point | None]) -> int:
         """Those of commits on the run's line that have none here yet. They may come later than the steps after them."""
-        known = {file.ref for file in self._files if file.kind == "eval"}
-        there, written = self._run.evaluated(), 0
-        for ref in self._line:
-            if ref not in known and evaluation_key(ref) in there:
-                point = self._run.evaluation(ref)
-                written += self._write("eval", ref, [point], None) if point is not None else 0
+        known = {file.ref for file in self._files if file.kind == kind}
+        there, written = self._run.evaluated(kind) - known, 0
+        for ref in self._line if there else ():
+            if ref not in there or (kind, ref) in self._nothing:
+                continue
+            point = read(ref)
+            if point is None:
+                self._nothing.add((kind, ref))
+            else:
+                written += self._write(kind, ref, [point], None)
         return written
 
     def _write(self, kind: str, ref: CommitRef, points: Iterable[Point], from_step: int | None) -> int:
