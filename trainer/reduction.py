@@ -26,7 +26,7 @@ def tree_sum[Tree](count: int, term: Callable[[jax.Array], Tree]) -> Tree:
     levels = count.bit_length()
     stack = jax.tree.map(lambda s: jnp.zeros((levels, *s.shape), s.dtype), jax.eval_shape(term, jnp.int32(0)))
 
-    def add(stack: Tree, i: jax.Array) -> tuple[Tree, None]:
+    def add(i: jax.Array, stack: Tree) -> Tree:
         part = jax.lax.optimization_barrier(term(i))
 
         def carry(digit: tuple[jax.Array, Tree]) -> tuple[jax.Array, Tree]:
@@ -39,11 +39,25 @@ def tree_sum[Tree](count: int, term: Callable[[jax.Array], Tree]) -> Tree:
             return (i >> digit[0]) & 1 == 1
 
         level, part = jax.lax.while_loop(is_set, carry, (jnp.int32(0), part))
-        put = jax.tree.map(lambda s, p: jax.lax.dynamic_update_index_in_dim(s, p, level, 0), stack, part)
-        return put, None
+        return jax.tree.map(lambda s, p: jax.lax.dynamic_update_index_in_dim(s, p, level, 0), stack, part)
 
-    stack, _ = jax.lax.scan(add, stack, jnp.arange(count, dtype=jnp.int32))
+    stack = jax.lax.fori_loop(0, _turns(count), add, stack)
     return jax.tree.map(lambda s: s[-1], stack)
+
+
+def one_by_one[Tree](count: int, f: Callable[[jax.Array], Tree]) -> Tree:
+    """f(0), f(1), … f(count - 1), stacked, computed by one loop body as in `tree_sum`."""
+    out = jax.tree.map(lambda s: jnp.zeros((count, *s.shape), s.dtype), jax.eval_shape(f, jnp.int32(0)))
+
+    def put(i: jax.Array, out: Tree) -> Tree:
+        return jax.tree.map(lambda o, x: jax.lax.dynamic_update_index_in_dim(o, x, i, 0), out, f(i))
+
+    return jax.lax.fori_loop(0, _turns(count), put, out)
+
+
+def _turns(count: int) -> int | jax.Array:
+    """The end of a loop. XLA dissolves a loop that it knows to turn once, and then fuses what was its body otherwise."""
+    return count if count > 1 else jax.lax.optimization_barrier(jnp.int32(1))
 
 
 def sum_everywhere(x: jax.Array, axis: str, devices: int) -> jax.Array:

@@ -5,6 +5,7 @@ trains on its own rows. A layer's weights are gathered when it runs, its gradien
 """
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import jax
@@ -119,8 +120,9 @@ def sharded_weights(
     """
     dtype = jnp.dtype(compute_dtype)
     attend = attention_for(mesh.devices.flat[0].platform)
+    invariant = reduction == "invariant"
     if mesh.size == 1:
-        return Weights(dtype, attend=attend)
+        return isolated(Weights(dtype, attend=attend)) if invariant else Weights(dtype, attend=attend)
     dims = {name: sharded_dim(spec, mesh.size) for name, spec in param_specs(model).items()}
 
     def fetch(name: str, value: jax.Array) -> jax.Array:
@@ -131,9 +133,24 @@ def sharded_weights(
         dim = dims[name]
         if dim is None:
             return gradient
-        if reduction == "invariant":
+        if invariant:
             return sum_to_shards(gradient, AXIS, mesh.size, gradient.ndim + dim)
         return jax.lax.psum_scatter(gradient, AXIS, scatter_dimension=gradient.ndim + dim, tiled=True)
 
     layers = [math.prod(spec.shape) for spec in param_specs(model).values() if spec.axes[0] == "layer"]
-    return Weights(dtype, fetch, reduce, attend, refetch=sum(layers) * dtype.itemsize > REFETCH_BYTES)
+    weights = Weights(dtype, fetch, reduce, attend, refetch=sum(layers) * dtype.itemsize > REFETCH_BYTES)
+    return isolated(weights) if invariant else weights
+
+
+def isolated(weights: Weights) -> Weights:
+    """The same, with a barrier around all that the model computes with a parameter.
+
+    XLA then fuses within the model alone, and alike whether parameters are gathered, lie there whole, or where their
+    gradients go: what one instance computes has the same bits on any mesh.
+    """
+    barrier = jax.lax.optimization_barrier
+    return replace(
+        weights,
+        fetch=lambda name, value: barrier(weights.fetch(name, value)),
+        reduce=lambda name, gradient: weights.reduce(name, barrier(gradient)),
+    )

@@ -18,13 +18,14 @@ from trainer.model import Params, Weights, init_params, next_token_loss, param_s
 from trainer.optimizer import Window, adamw, append, clip_coefficient, empty_window, is_spike
 from trainer.plan import Plan
 from trainer.recipe import Recipe
-from trainer.reduction import block_grid, squared_norm, sum_everywhere, tree_sum
+from trainer.reduction import block_grid, one_by_one, squared_norm, sum_everywhere, tree_sum
 from trainer.rows import all_are_targets, read_rows
 from trainer.schedule import learning_rate
 from trainer.sharding import (
     AXIS,
     BATCH_PSPECS,
     batch_shardings,
+    isolated,
     may_be_cut,
     param_pspecs,
     param_shardings,
@@ -211,10 +212,11 @@ def _invariant(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]
     sharded = sharded_dims(recipe.model, mesh)
     replicated_names = [name for name, dim in sharded.items() if dim is None]
     weights = sharded_weights(recipe.model, mesh, recipe.compute_dtype, "invariant")
-    whole_weights = Weights(weights.compute_dtype, attend=weights.attend)
+    whole_weights = isolated(Weights(weights.compute_dtype, attend=weights.attend))
     grids = {name: block_grid(spec.shape, may_be_cut(spec), recipe.global_batch) for name, spec in specs.items()}
 
     def finish(loss: jax.Array, grads: Params) -> tuple[jax.Array, Params]:
+        loss, grads = jax.lax.optimization_barrier((loss, grads))
         return _sum_small(loss, grads, replicated_names, lambda flat: sum_everywhere(flat, AXIS, devices))
 
     def instance_by_instance(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
@@ -260,7 +262,7 @@ def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
     The batch is laid out as for training. With `reduction: invariant` one instance at a time, as in training.
     """
     model = recipe.model
-    weights = sharded_weights(model, mesh, recipe.compute_dtype)
+    weights = sharded_weights(model, mesh, recipe.compute_dtype, recipe.reduction)
     invariant = recipe.reduction == "invariant"
 
     def one(params: Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -270,8 +272,10 @@ def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
 
     def local(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         tokens = batch["tokens"]
-        at_once = tokens.reshape(-1, 1, tokens.shape[-1]) if invariant else tokens
-        found = jax.lax.map(lambda tokens: one(params, tokens), at_once)
+        if not invariant:
+            return jax.lax.map(lambda rows: one(params, rows), tokens)
+        rows = tokens.reshape(-1, 1, tokens.shape[-1])
+        found = one_by_one(rows.shape[0], lambda i: one(params, rows[i]))
         return jax.tree.map(lambda x: x.reshape(tokens.shape[:2]), found)
 
     rows = PartitionSpec(None, AXIS)
