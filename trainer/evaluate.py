@@ -13,8 +13,10 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -93,14 +95,20 @@ class Evaluator:
     beat: Callable[[str], None] = lambda what: None
     patient: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
     told: Told = lambda part, done, total: None
-    _ready: dict[str, Any] = field(default_factory=dict)
+    _read: dict[str, Future[Any]] = field(default_factory=dict)
     _eval_step: Any = None
     _scorer: Any = None
     _encode: Any = None
 
-    def evaluate(self, params: Any, part: str) -> Part:
-        """`part` of the state with these parameters. All processes call it; all get the result."""
+    def evaluate(self, params: Any, part: str, after: str | None = None) -> Part:
+        """`part` of the state with these parameters. All processes call it; all get the result.
+
+        `after` is the part that comes next: it is read and tokenised while the devices compute.
+        """
         began = time.monotonic()
+        for coming in (part, after):
+            if coming not in (None, WINDOWS) and coming not in self._read:
+                self._read[coming] = self._reader.submit(self._read_part, coming)
         if part == WINDOWS:
             found = self._windows(params)
         elif part.startswith(TASK):
@@ -132,13 +140,9 @@ class Evaluator:
         }
 
     def _set(self, params: Any, name: str) -> Part:
-        from trainer.data.held_out_documents import mean_loss, read_documents
+        from trainer.data.held_out_documents import mean_loss
 
-        if name not in self._ready:
-            with self.patient(f"reading set {name}"):
-                root = open_root(self.data_root)
-                self._ready[name] = read_documents(self.recipe, root, name, self.sets[name], self.limit)
-        given = self._ready[name]
+        given = self._ready(name)
         loss = mean_loss(given, self._score(params, name, given.rows))
         counts = {"documents": given.documents, "tokens": given.tokens, "cut": given.cut, "bytes": given.bytes}
         return {"metrics": _lm(name, loss), "loss": loss, **counts}
@@ -147,10 +151,7 @@ class Evaluator:
         from trainer.downstream.metrics import labelled, likelihoods, metrics
 
         name = part.removeprefix(TASK)
-        if part not in self._ready:
-            with self.patient(f"reading task {name}"):
-                self._ready[part] = self._read_task(name)
-        task, given = self._ready[part]
+        task, given = self._ready(part)
         scores = self._score(params, part, given.rows)
         values = metrics(task.metric, given.choices, *likelihoods(given.choices, scores))
         named = {f"eval/downstream/{label}": value for label, value in labelled(name, values).items()}
@@ -161,6 +162,22 @@ class Evaluator:
             "cut": given.cut,
         }
         return {"metrics": named, "metric": task.metric, **counts}
+
+    @cached_property
+    def _reader(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="evaluation")
+
+    def _ready(self, part: str) -> Any:
+        """What was read of `part`, kept for the next commit."""
+        with self.patient(f"reading {part}"):
+            return self._read[part].result()
+
+    def _read_part(self, part: str) -> Any:
+        if part.startswith(TASK):
+            return self._read_task(part.removeprefix(TASK))
+        from trainer.data.held_out_documents import read_documents
+
+        return read_documents(self.recipe, open_root(self.data_root), part, self.sets[part], self.limit)
 
     def _read_task(self, name: str) -> Any:
         from trainer.downstream.catalog import find_tasks
@@ -261,7 +278,7 @@ def evaluate_commit(
         found = {part: there for part in parts if (there := _read(store, part_key(ref, part))) is not None}
     missing = json.loads(gang.decide(f"evaluate/{ref.step}", json.dumps([p for p in parts if p not in found])))
     for number, part in enumerate(missing, 1):
-        found[part] = evaluator.evaluate(params, part)
+        found[part] = evaluator.evaluate(params, part, next(iter(missing[number:]), None))
         if gang.rank == 0:
             _create(store, part_key(ref, part), found[part])
             value = found[part].get("loss", next(iter(found[part]["metrics"].values())))

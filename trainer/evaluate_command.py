@@ -134,8 +134,8 @@ def run(given: Given) -> dict[str, Any]:
             limit=given.limit,
             told=bars.told,
         )
-        for part in missing:
-            kept.add(part, evaluator.evaluate(params, part))
+        for number, part in enumerate(missing, 1):
+            kept.add(part, evaluator.evaluate(params, part, next(iter(missing[number:]), None)))
             bars.done(part, kept.parts[part])
     about = {"of": subject.name, "recipe": recipe.name, "limit": given.limit, "device": given.device}
     if given.run_directory is not None:
@@ -194,7 +194,7 @@ def _weights(given: Given) -> Subject:
         ),  # neither is used: nothing is trained
         schedule=(SchedulePiece(shape="constant", peak=1e-3, warmup_steps=0, total_steps=1, alpha_f=1),),
         sequence_length=description.max_positions,
-        compute_dtype=given.dtype or "bfloat16",  # type: ignore[arg-type]
+        compute_dtype=given.dtype or "bfloat16",
     )
     name = given.hf if "://" in given.hf else os.path.abspath(given.hf)
     return Subject(recipe, name, given.data_root, {}, None, source)
@@ -340,7 +340,7 @@ def _primary(metric: str) -> str:
     return LABELS[metric]
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  ".join(

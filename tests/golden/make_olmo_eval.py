@@ -57,7 +57,15 @@ SAMPLED = [
     "gsm8k_gold_bpb_5shot",
     "coqa_bpb_0shot",
 ]
-WHOLE = ["openbookqa_test_mc_5shot_fast", "arc_challenge_val_rc_5shot", "codex_humaneval_gold_bpb_3shot"]
+WHOLE = [
+    "openbookqa_test_mc_5shot_fast",
+    "arc_challenge_val_rc_5shot",
+    "codex_humaneval_gold_bpb_3shot",
+    "mmlu_stem",
+    "mmlu_humanities",
+    "mmlu_social_sciences",
+    "mmlu_other",
+]
 LENGTHS = (8192, 200)  # the second cuts every few-shot context
 METRICS = ("acc", "len_norm", "pmi_dc", "ce_loss", "bpb", "f1")
 
@@ -124,22 +132,22 @@ def samples(task: str, length: int, first_documents: int | None) -> list[list[An
     return [described(sample) for sample in built.samples if not first_documents or sample["doc_id"] < first_documents]
 
 
-def metric_inputs(seed: int) -> list[dict[str, Any]]:
-    """Choices of 40 documents: 2 to 5 each, some tied, one document without its second choice."""
+def metric_inputs(seed: int, documents: int) -> list[dict[str, Any]]:
+    """Choices of so many documents: 2 to 5 each, some tied, one document without its second choice."""
     random = np.random.default_rng(seed)
     choices = []
-    for document in range(40):
+    for document in range(documents):
         label = 0
         count = 4 if document == 7 else int(random.integers(2, 6))
         label = int(random.integers(count))
         tied = random.random() < 0.2
         length = int(random.integers(1, 6))
-        characters = int(random.integers(2, 30))
+        characters = int(random.integers(2, 7))
         for choice in range(count):
             if document == 7 and choice == 1:
                 continue
             if not tied:
-                length, characters = int(random.integers(1, 6)), int(random.integers(2, 30))
+                length, characters = int(random.integers(1, 6)), int(random.integers(2, 7))
             choices.append(
                 {
                     "document": document,
@@ -158,7 +166,8 @@ def metric_answers(metric: str, seed: int) -> dict[str, Any]:
     """ICLMetric's values for random logits over 13 tokens, and the log-likelihoods that these logits mean."""
     random = np.random.default_rng(seed)
     torch_metric = ICLMetric(metric_type=metric)
-    inputs = metric_inputs(seed)
+    # Enough for the two ways of counting characters to choose differently, and rightly.
+    inputs = metric_inputs(seed, 200 if metric == "len_norm" else 40)
     if metric in ("ce_loss", "bpb"):  # one answer per document there
         inputs = [{**c, "choice": 0, "label": 0} for c in inputs if c["choice"] == 0]
     rows, likelihoods, domains = [], [], []

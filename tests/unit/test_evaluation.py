@@ -179,7 +179,7 @@ class Counting:
         self.asked: list[str] = []
         self.fatal = fatal
 
-    def evaluate(self, params: Any, part: str) -> dict[str, Any]:
+    def evaluate(self, params: Any, part: str, after: str | None) -> dict[str, Any]:
         if part == self.fatal:
             raise Killed
         self.asked.append(part)
