@@ -19,7 +19,7 @@ from orchestrator.planning import settings
 from orchestrator.programs import is_new
 from orchestrator.progressing import live_progress, training
 from orchestrator.status_model import CONDITIONS, ConditionType, Truth
-from trainer.rundir.records import AlarmKind
+from trainer.rundir.alarms import AlarmKind
 
 ALARM_REASONS: dict[AlarmKind, str] = {"coverage": "WrongInstances", "memorisation": "Memorising"}
 STALLED_AFTER = 3  # endings in a row without a new commit

@@ -10,8 +10,8 @@ from orchestrator.clusters.base import Admission, ClusterView, Gang
 from orchestrator.memory import Mark
 from orchestrator.planning import Rung
 from trainer.recipe import Recipe
+from trainer.rundir.alarms import Alarm
 from trainer.rundir.records import (
-    Alarm,
     AttemptSpec,
     Ending,
     ExitRecord,

@@ -17,8 +17,8 @@ from orchestrator.observation import CLUSTER, RUN_DIRECTORY, Observation, StartF
 from orchestrator.planning import ladder
 from trainer.errors import ConfigurationError, StorageUnavailable, TruthUnknown
 from trainer.recipe import Recipe
+from trainer.rundir.alarms import Alarm
 from trainer.rundir.records import (
-    Alarm,
     AttemptSpec,
     Ending,
     ExitRecord,

@@ -12,8 +12,8 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from trainer.recipe import Data, Recipe
+from trainer.rundir.alarms import Alarm
 from trainer.rundir.records import (
-    Alarm,
     AttemptSpec,
     Ending,
     ExitRecord,

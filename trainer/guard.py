@@ -21,8 +21,8 @@ from trainer.data.hashes import hash_text, ids_hashes
 from trainer.data.order import BatchOrder
 from trainer.log import log
 from trainer.metrics.memorisation import intervals_of, judge, tolerance_for
-from trainer.rundir.alarms import raise_alarm
-from trainer.rundir.records import Alarm, AlarmKind, CommitRef, StepLine, Trend, TrendPoint
+from trainer.rundir.alarms import Alarm, AlarmKind, Trend, TrendPoint, raise_alarm
+from trainer.rundir.records import CommitRef, StepLine
 from trainer.rundir.rundir import RunDirectory
 
 EVERY_SECONDS = 10.0

@@ -25,8 +25,8 @@ from orchestrator.decisions import (
 from trainer.errors import Fenced, StorageUnavailable, TruthUnknown
 from trainer.hardware import device_type
 from trainer.recipe import Recipe, load
+from trainer.rundir.alarms import Alarm
 from trainer.rundir.records import (
-    Alarm,
     AttemptSpec,
     CommitRef,
     Ending,

@@ -14,8 +14,8 @@ from tests.support import runs
 from tests.support.memory_store import MemoryStore
 from tests.support.story import World, a_world, caretaker
 from trainer.errors import ConfigurationError
-from trainer.rundir.alarms import acknowledge, raise_alarm
-from trainer.rundir.records import Alarm, AlarmKind, Progress
+from trainer.rundir.alarms import Alarm, AlarmKind, acknowledge, raise_alarm
+from trainer.rundir.records import Progress
 from trainer.rundir.rundir import RunDirectory
 
 

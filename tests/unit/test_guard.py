@@ -13,8 +13,8 @@ from trainer.data.hashes import ids_hash
 from trainer.data.order import BatchOrder, open_order
 from trainer.errors import StorageUnavailable
 from trainer.guard import Guard
-from trainer.rundir.alarms import acknowledge
-from trainer.rundir.records import CommitRef, StepLine, Trend
+from trainer.rundir.alarms import Trend, acknowledge
+from trainer.rundir.records import CommitRef, StepLine
 from trainer.rundir.rundir import RunDirectory
 
 EVERY, EPOCH = 5, 400

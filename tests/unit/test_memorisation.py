@@ -21,7 +21,7 @@ from trainer.metrics.memorisation import (
     normal_deviate,
     tolerance_for,
 )
-from trainer.rundir.records import TrendPoint
+from trainer.rundir.alarms import TrendPoint
 
 F64 = npt.NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int], F64]

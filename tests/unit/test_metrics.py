@@ -27,7 +27,8 @@ from trainer.metrics.tables import rows, write_csv, write_json_lines
 from trainer.metrics.tensorboard import Export
 from trainer.plan import Plan
 from trainer.recipe import load
-from trainer.rundir.records import CommitRef, Head, StepLine, Trend, TrendPoint
+from trainer.rundir.alarms import Trend, TrendPoint
+from trainer.rundir.records import CommitRef, Head, StepLine
 from trainer.rundir.rundir import RunDirectory
 
 GOLDEN = Path(__file__).parents[1] / "golden"

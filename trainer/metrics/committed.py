@@ -16,7 +16,8 @@ from trainer.flops import REPORTED, Counting
 from trainer.metrics import names
 from trainer.metrics.memorisation import intervals_of, judge
 from trainer.metrics.names import Throughput
-from trainer.rundir.records import CommitRecord, CommitRef, Trend
+from trainer.rundir.alarms import Trend
+from trainer.rundir.records import CommitRecord, CommitRef
 from trainer.rundir.rundir import RunDirectory
 
 DOCUMENT = re.compile(r"\w+/(\d+)\.(\d+)/(\d+)\.json")

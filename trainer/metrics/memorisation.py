@@ -29,7 +29,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from trainer.rundir.records import TrendPoint
+from trainer.rundir.alarms import TrendPoint
 
 F64 = npt.NDArray[np.float64]
 Numbers = Sequence[float] | F64

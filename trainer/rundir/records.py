@@ -313,47 +313,6 @@ class StepLine(Frozen):
     loading: float | None = Field(default=None, description="seconds that process 0 waited for the batch")
 
 
-class TrendPoint(Frozen):
-    """One held-out evaluation, and the training losses of the steps before it (trainer/metrics/memorisation.py)."""
-
-    step: int = Field(description="the state after this step was evaluated")
-    held_out: float = Field(description="its held-out loss")
-    first: int | None = Field(default=None, description="the losses are those of steps first..step; None: not known")
-    train: float | None = Field(default=None, description="their mean")
-
-
-class Trend(Report):
-    """trend/<n>.<k>/<step>.json: all points up to this commit, so that a start reads one object and no step logs."""
-
-    points: tuple[TrendPoint, ...]
-
-
-AlarmKind = Literal["memorisation", "coverage"]
-
-
-class Alarm(Report):
-    """alarms/<kind>-<step>.json: something is wrong with what is trained on. The run goes on; somebody must look."""
-
-    kind: AlarmKind
-    step: int
-    attempt: int = Field(description="who raised it")
-    start: int
-    message: str
-    figures: dict[str, float] = Field(default_factory=dict)
-    time: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}-{self.step}"
-
-
-class AlarmSeen(Record):
-    """alarms/<name>.seen.json: somebody has looked at it."""
-
-    why: str
-    time: float
-
-
 Category = Literal[
     "preempted",
     "host-failure",

@@ -14,12 +14,12 @@ from trainer.errors import ConfigurationError
 from trainer.frozen import Frozen
 from trainer.recipe import Recipe
 from trainer.rundir import alarms, claims, lineage, steplog, submission
+from trainer.rundir.alarms import Alarm
 from trainer.rundir.claims import Claim, ClaimStopped
 from trainer.rundir.documents import Documents
 from trainer.rundir.ledger import Ledger
 from trainer.rundir.opening import open_store
 from trainer.rundir.records import (
-    Alarm,
     AttemptSpec,
     CommitRecord,
     CommitRef,
