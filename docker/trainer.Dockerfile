@@ -5,10 +5,11 @@ ARG PYTHON_IMAGE=python:3.13-slim
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /build
-COPY requirements/build.txt requirements/trainer.txt requirements/
+COPY requirements/build.txt requirements/trainer.txt requirements/olmo.txt requirements/
 RUN pip install --no-cache-dir --disable-pip-version-check -r requirements/build.txt \
  && python -m venv /opt/untildone \
- && /opt/untildone/bin/pip install --no-cache-dir --disable-pip-version-check -r requirements/trainer.txt
+ && /opt/untildone/bin/pip install --no-cache-dir --disable-pip-version-check -r requirements/trainer.txt \
+ && /opt/untildone/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps -r requirements/olmo.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY orchestrator orchestrator
 COPY trainer trainer

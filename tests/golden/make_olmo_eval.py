@@ -10,7 +10,7 @@ bring another torch):
 olmo_eval.json: `labels`, every label that means request files or MMLU, with what it means; `groups`, OLMo-core's; `samples`, by
 task and sequence length: each choice of the first documents with its tokens (a hash of them, and the last few);
 `whole`, one hash of all choices of a task; `metrics`, by metric: choices with log-likelihoods, and ICLMetric's values.
-olmo_eval_lm.json: documents of a token file as NumpyPaddedFSLDataset cuts them, and LMEvaluator's loss of them.
+olmo_eval_lm.json: documents of a token file as NumpyPaddedFSLDataset cuts them, and LMEvaluator's loss of them; the mix that AI2 evaluates, by name of set.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import olmo_eval.tasks as theirs
 import torch
-from olmo_core.data import DataCollator, NumpyPaddedFSLDataset
+from olmo_core.data import DataCollator, DataMix, NumpyPaddedFSLDataset, TokenizerName
 from olmo_core.data.utils import get_labels
 from olmo_core.eval.lm_evaluator import LMEvaluator
 from olmo_core.eval.task_groups import TASK_GROUPS
@@ -237,10 +237,13 @@ def lm() -> dict[str, Any]:
         evaluator.update_metrics(batch, loss, None)
         metrics = {name: float(value) for name, value in evaluator.compute_metrics().items()}
         documents = [row[mask].tolist() for row, mask in zip(batch["input_ids"], batch["label_mask"], strict=True)]
-    return {"length": length, "eos_id": 1, "files": files, "documents": documents, "metrics": metrics}
+    paths, names = DataMix.v3_small_ppl_validation.build("/root/", TokenizerName.dolma2)
+    mix = [[name, path.removeprefix("/root/")] for name, path in zip(names, paths, strict=True)]
+    return {"length": length, "eos_id": 1, "files": files, "documents": documents, "metrics": metrics, "mix": mix}
 
 
 def main() -> None:
+    (HERE / "olmo_eval_lm.json").write_text(json.dumps(lm()) + "\n")
     whole = {task: samples(task, LENGTHS[0], None) for task in WHOLE}
     answers = {
         "labels": labels(),
@@ -255,7 +258,6 @@ def main() -> None:
         "metrics": {metric: metric_answers(metric, seed) for seed, metric in enumerate(METRICS)},
     }
     (HERE / "olmo_eval.json").write_text(json.dumps(answers, separators=(",", ":")) + "\n")
-    (HERE / "olmo_eval_lm.json").write_text(json.dumps(lm()) + "\n")
 
 
 if __name__ == "__main__":

@@ -110,8 +110,8 @@ def settings(**given: Any) -> Settings:
 
 def test_the_known_sets_are_the_eleven_of_v3_small() -> None:
     found = expand(parse_sets([V3_SMALL, "c4_en-validation"]))
-    assert list(found) == list(KNOWN_SETS)
-    assert len(found) == 11
+    assert {name: [path] for name, path in LM["mix"]} == {name: list(files) for name, files in found.items()}
+    assert len(found) == len(KNOWN_SETS) == 11
     stage_1 = load("olmo3_7b_stage1")
     assert found["c4_en-validation"] == tuple(file.path for file in stage_1.data.held_out)
 
