@@ -50,7 +50,8 @@ def one_by_one[Tree](count: int, f: Callable[[jax.Array], Tree]) -> Tree:
     out = jax.tree.map(lambda s: jnp.zeros((count, *s.shape), s.dtype), jax.eval_shape(f, jnp.int32(0)))
 
     def put(i: jax.Array, out: Tree) -> Tree:
-        return jax.tree.map(lambda o, x: jax.lax.dynamic_update_index_in_dim(o, x, i, 0), out, f(i))
+        found = jax.lax.optimization_barrier(f(i))
+        return jax.tree.map(lambda o, x: jax.lax.dynamic_update_index_in_dim(o, x, i, 0), out, found)
 
     return jax.lax.fori_loop(0, _turns(count), put, out)
 

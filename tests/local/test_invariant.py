@@ -44,7 +44,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory, corpus: Path, compile_ca
 def test_the_same_bits_on_any_devices(
     layout: list[tuple[int, str, int, int]], reference: Run, new_run: Callable[..., Run]
 ) -> None:
-    """State digests (parameters, moments, skip window), losses, norms and held-out losses: 200 steps, some skipped."""
+    """State digests (parameters, moments, skip window), losses, norms and held-out losses of 200 steps."""
     run = new_run(recipe=invariant_recipe())
     for target, device, processes, micro_batch in layout:
         run.train(device, target, processes=processes, micro_batch=micro_batch, **LAYOUT)
