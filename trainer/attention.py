@@ -5,13 +5,26 @@ causal layer costs a little over half of S², a windowed one about S·(window + 
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-# (q, k, v, window, documents) as `attention` takes them
-Attention = Callable[[jax.Array, jax.Array, jax.Array, int, jax.Array | None], jax.Array]
+from trainer.rope import Rope, norm_rope
+
+
+class Attention(NamedTuple):
+    """How attention is computed, from what the projections give: arrays [batch, length, heads · head_dim].
+
+    `norm_rope(x, weight, rope, head_dim, eps)` as trainer.rope's; `attention(q, k, v, documents, head_dim, window)` as
+    `attention` below for q, k and v that are not cut into heads.
+    """
+
+    norm_rope: Callable[[jax.Array, jax.Array, Rope, int, float], jax.Array]
+    attention: Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None, int, int], jax.Array]
+
+
 BLOCKS = 4  # query blocks of a sequence: more leave out more of the mask, but make smaller matrix products
 MIN_BLOCK, MAX_BLOCK = 64, 1024  # queries per block; the upper bound is one on the scores in memory
 
@@ -43,6 +56,17 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, window: int, documents: 
             mask = (mask & same)[:, None, None]
         out.append(_block(q[:, start:stop], k[:, first:stop], v[:, first:stop], mask))
     return jnp.concatenate(out, axis=1).reshape(batch, length, heads, head_dim)
+
+
+def whole_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None, head_dim: int, window: int
+) -> jax.Array:
+    """`attention` of q, k and v [batch, length, heads · head_dim]."""
+    rows = [x.reshape(*x.shape[:2], -1, head_dim) for x in (q, k, v)]
+    return attention(*rows, window, documents).reshape(q.shape)
+
+
+PLAIN = Attention(norm_rope, whole_attention)
 
 
 def _block(q: jax.Array, k: jax.Array, v: jax.Array, mask: np.ndarray | jax.Array) -> jax.Array:

@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from trainer.attention import Attention, attention
+from trainer.attention import PLAIN, Attention
 from trainer.loss import head_loss
+from trainer.norm import rms_norm
 from trainer.recipe import Model
-from trainer.rope import apply_rope, rope_table
+from trainer.rope import Rope, rope_table
 
 Params = dict[str, jax.Array]
 
@@ -113,7 +113,7 @@ class Weights:
     compute_dtype: jnp.dtype
     fetch: Callable[[str, jax.Array], jax.Array] = lambda name, value: value
     reduce: Callable[[str, jax.Array], jax.Array] = lambda name, gradient: gradient
-    attend: Attention = attention
+    attend: Attention = PLAIN
     refetch: bool = False  # fetch again in the backward pass instead of keeping whole parameters until then
 
     def get(self, name: str, value: jax.Array) -> jax.Array:
@@ -147,78 +147,50 @@ class Weights:
         return lookup(table)
 
     def matmul(self, x: jax.Array, named: dict[str, jax.Array]) -> list[jax.Array]:
-        """x [..., in] times each of the parameters [in, out], which share one matrix product.
+        """x [..., in] times each of the parameters [in, out]; the gradient of x is summed over them in float32.
 
         The gradient of a parameter leaves its product in float32: it is never rounded to the compute dtype before it is
         summed over micro-batches and devices.
         """
         names, rows = list(named), x.reshape(-1, x.shape[-1])
-        parts = [0]
 
-        def whole(values: list[jax.Array]) -> jax.Array:
-            fetched = [self.fetch(n, v.astype(self.compute_dtype)) for n, v in zip(names, values, strict=True)]
-            parts[:] = np.cumsum([w.shape[1] for w in fetched]).tolist()
-            return fetched[0] if len(fetched) == 1 else jnp.concatenate(fetched, axis=1)
+        def whole(values: list[jax.Array]) -> list[jax.Array]:
+            return [self.fetch(n, v.astype(self.compute_dtype)) for n, v in zip(names, values, strict=True)]
 
         @jax.custom_vjp
-        def product(rows: jax.Array, values: list[jax.Array]) -> jax.Array:
-            return rows @ whole(values)
+        def products(rows: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
+            return [rows @ matrix for matrix in whole(values)]
 
-        def forward(rows: jax.Array, values: list[jax.Array]) -> tuple[jax.Array, Any]:
-            matrix = whole(values)
-            return rows @ matrix, (rows, values if self.refetch else matrix)
+        def forward(rows: jax.Array, values: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+            matrices = whole(values)
+            return [rows @ matrix for matrix in matrices], (rows, values if self.refetch else matrices)
 
-        def backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-            rows, matrix = kept
+        def backward(kept: Any, gradients: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+            rows, matrices = kept
             if self.refetch:
                 # The barrier keeps XLA from reusing what the forward pass fetched, which would keep it in memory.
-                values, gradient = jax.lax.optimization_barrier((matrix, gradient))
-                matrix = whole(values)
-            d_rows = jax.lax.dot_general(gradient, matrix, (((1,), (1,)), ((), ())))
-            d_matrix = jax.lax.dot_general(rows, gradient, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-            d_parts = jnp.split(d_matrix, parts[:-1], axis=1)
-            return d_rows, [self.reduce(n, d) for n, d in zip(names, d_parts, strict=True)]
+                values, gradients = jax.lax.optimization_barrier((matrices, gradients))
+                matrices = whole(values)
+            d_rows = sum(
+                jax.lax.dot_general(g, m, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+                for g, m in zip(gradients, matrices, strict=True)
+            ).astype(rows.dtype)
+            if self.refetch:
+                # What is computed of it afterwards is not to be done tile by tile within the product, which costs more.
+                d_rows = jax.lax.optimization_barrier(d_rows)
+            d_values = [
+                jax.lax.dot_general(rows, g, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+                for g in gradients
+            ]
+            return d_rows, [self.reduce(n, d) for n, d in zip(names, d_values, strict=True)]
 
-        product.defvjp(forward, backward)
-        out = product(rows, list(named.values()))
-        return [part.reshape(*x.shape[:-1], -1) for part in jnp.split(out, parts[:-1], axis=1)]
+        products.defvjp(forward, backward)
+        out = products(rows, list(named.values()))
+        return [part.reshape(*x.shape[:-1], -1) for part in out]
 
     def whole_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the parameter after `fetch`."""
         return jax.eval_shape(partial(self.fetch, name), jax.ShapeDtypeStruct(shape, jnp.float32)).shape
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """RMSNorm over the last axis, in float32 including the weight, then cast back.
-
-    The backward pass keeps x as it came and 1 / rms, float32 [..., 1]: nothing of x's size in float32.
-    """
-    return _rms_norm(x, weight, eps)[0]
-
-
-def _rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> tuple[jax.Array, jax.Array]:
-    wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps)
-    return (wide * scale * weight).astype(x.dtype), scale
-
-
-def _rms_norm_forward(x: jax.Array, weight: jax.Array, eps: float) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    normed, scale = _rms_norm(x, weight, eps)
-    return normed, (x, scale, weight)
-
-
-def _rms_norm_backward(_: float, kept: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """y = x·r·w with r = (mean x² + ε)^-½, so that dx = r·(g·w - x·r²·mean(g·w·x)) and dw = Σ g·x·r."""
-    x, scale, weight = kept
-    wide, g = x.astype(jnp.float32), gradient.astype(jnp.float32)
-    weighted = g * weight
-    along = jnp.mean(weighted * wide, axis=-1, keepdims=True) * jnp.square(scale)
-    d_x = scale * (weighted - wide * along)
-    return d_x.astype(x.dtype), jnp.sum(g * (wide * scale), axis=tuple(range(x.ndim - 1)))
-
-
-rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 @jax.custom_vjp
@@ -241,14 +213,13 @@ swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_backward)
 def layer(
     x: jax.Array,
     w: Params,
-    rope: tuple[jax.Array, jax.Array],
+    rope: Rope,
     model: Model,
     window: int,
     weights: Weights,
     documents: jax.Array | None = None,
 ) -> jax.Array:
     """One layer over x [batch, length, d_model]; `w` holds this layer's parameters as they are stored."""
-    batch, length, _ = x.shape
     eps = model.norm_eps
 
     def norm(x: jax.Array, name: str) -> jax.Array:
@@ -258,14 +229,13 @@ def layer(
         return weights.matmul(x, {name: w[name] for name in names})
 
     q, k, v = matmul(x, "wq", "wk", "wv")
-    q = norm(q, "q_norm").reshape(batch, length, model.n_heads, model.head_dim)
-    k = norm(k, "k_norm").reshape(batch, length, model.n_kv_heads, model.head_dim)
-    v = v.reshape(batch, length, model.n_kv_heads, model.head_dim)
     # 1/√head_dim goes into q's rotation, in float32: multiplied in afterwards, it would round q once more.
     cos, sin = rope
-    q = apply_rope(q, cos / math.sqrt(model.head_dim), sin / math.sqrt(model.head_dim))
-    context = weights.attend(q, apply_rope(k, cos, sin), v, window, documents)
-    x = x + norm(matmul(context.reshape(batch, length, -1), "wo")[0], "attention_norm")
+    scaled = cos / math.sqrt(model.head_dim), sin / math.sqrt(model.head_dim)
+    q = weights.attend.norm_rope(q, weights.get("q_norm", w["q_norm"]), scaled, model.head_dim, eps)
+    k = weights.attend.norm_rope(k, weights.get("k_norm", w["k_norm"]), rope, model.head_dim, eps)
+    context = weights.attend.attention(q, k, v, documents, model.head_dim, window)
+    x = x + norm(matmul(context, "wo")[0], "attention_norm")
     gate, up = matmul(x, "w_gate", "w_up")
     return x + norm(matmul(swiglu(gate, up), "w_down")[0], "mlp_norm")
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from trainer.norm import rms_norm
 from trainer.recipe import Yarn
 
 
@@ -25,6 +26,9 @@ def frequencies(head_dim: int, theta: float, yarn: Yarn | None) -> np.ndarray:
     high = min(math.ceil(pair_that_turns(yarn.beta_slow)), head_dim // 2 - 1)
     ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0, 1)
     return plain / yarn.factor * ramp + plain * (1 - ramp)
+
+
+Rope = tuple[jax.Array, jax.Array]  # cos and sin, as `rope_table` gives them
 
 
 def rope_table(length: int, head_dim: int, theta: float, yarn: Yarn | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -58,3 +62,10 @@ apply_rope.defvjp(
     lambda x, cos, sin: (_turn(x, cos, sin), (cos, sin)),
     lambda tables, gradient: (_turn(gradient, tables[0], -tables[1]), None, None),
 )
+
+
+def norm_rope(x: jax.Array, weight: jax.Array, rope: Rope, head_dim: int, eps: float) -> jax.Array:
+    """x [batch, length, heads · head_dim], normed over all of it by f32 `weight`, then turned head by head."""
+    batch, length, width = x.shape
+    heads = rms_norm(x, weight, eps).reshape(batch, length, width // head_dim, head_dim)
+    return apply_rope(heads, *rope).reshape(x.shape)

@@ -1,6 +1,5 @@
-"""The same attention as trainer.attention, by the TPU kernel that ships with JAX (splash attention).
-
-The kernel keeps no scores in memory and skips blocks that the mask empties, in the forward and in the backward pass.
+"""Which attention a device gets: on a TPU our own kernels, the one that ships with JAX (splash attention) for sequences
+too long for ours, and XLA's for shapes without kernels; elsewhere trainer.attention.
 """
 
 import math
@@ -8,15 +7,41 @@ import math
 import jax
 import jax.numpy as jnp
 
-from trainer.attention import Attention, attention
+from trainer.attention import PLAIN, Attention, attention, whole_attention
+from trainer.rope import Rope
+from trainer.rope import norm_rope as plain_norm_rope
 
 BLOCK = 1024  # with a 4096 window and the fused backward pass, 2048 exceeds the scoped VMEM
-LANES = 128  # the kernel wants sequence and head dimension in multiples of a vector register's width
+LANES = 128  # the kernels want sequence and head dimension in multiples of a vector register's width
 
 
 def attention_for(platform: str) -> Attention:
     """The attention to compile for devices of this platform (`jax.Device.platform`)."""
-    return splash_attention if platform == "tpu" else attention
+    return Attention(tpu_norm_rope, tpu_attention) if platform == "tpu" else PLAIN
+
+
+def tpu_norm_rope(x: jax.Array, weight: jax.Array, rope: Rope, head_dim: int, eps: float) -> jax.Array:
+    """As trainer.rope.norm_rope; lowers for TPU only."""
+    from trainer.norm_rope import norm_rope
+
+    if x.shape[1] % LANES or head_dim % LANES:
+        return plain_norm_rope(x, weight, rope, head_dim, eps)
+    return norm_rope(x, weight, rope, head_dim, eps)
+
+
+def tpu_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None, head_dim: int, window: int
+) -> jax.Array:
+    """As trainer.attention.whole_attention; lowers for TPU only."""
+    from trainer import flash
+
+    length = q.shape[1]
+    if flash.fits(length, head_dim):
+        return flash.flash_attention(q, k, v, documents, head_dim, window)
+    if length % LANES or head_dim % LANES:
+        return whole_attention(q, k, v, documents, head_dim, window)
+    rows = [x.reshape(*x.shape[:2], -1, head_dim) for x in (q, k, v)]
+    return splash_attention(*rows, window, documents).reshape(q.shape)
 
 
 def splash_attention(

@@ -18,10 +18,10 @@ from trainer.model import (
     next_token_loss,
     param_count,
     param_specs,
-    rms_norm,
     swiglu,
     window_period,
 )
+from trainer.norm import rms_norm
 from trainer.recipe import Model, Yarn, load
 from trainer.rope import apply_rope, rope_table
 

@@ -91,9 +91,10 @@ def account(
         verdict, reason, needed = refused(outcome["error"] or "the compiler wrote no program")
         return Report(**common, verdict=verdict, reason=reason, peak_gib=needed)
     executions = Executions(parse(text))
-    products, attention = matmuls(executions), kernels(executions)
+    products, pallas = matmuls(executions), kernels(executions)
+    attention = [k for k in pallas if k.is_attention]
     peak, clock = kind.peak_flops_per_device, cycles.CLOCK[kind.family]
-    done = cycles.work(executions, attention, peak, clock)
+    done = cycles.work(executions, pallas, kind.family, peak)
     flops = Flops(
         model=model_flops(recipe) // plan.devices,
         matmul=sum(m.flops * m.times for m in products),
@@ -102,7 +103,7 @@ def account(
     )
     total = sum(item.cycles for item in done)
     per_execution = {w.instruction.name: w.instruction.cycles for w in done} | {
-        k.instruction.name: k.flops / peak * clock for k in attention
+        k.instruction.name: cycles.of_kernel(k, kind.family, peak) for k in pallas
     }
     return Report(
         **common,

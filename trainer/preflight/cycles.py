@@ -1,7 +1,8 @@
 """The compiler's estimate of TensorCore cycles for one step, by kind of work.
 
 XLA writes `estimated_cycles` to what it schedules. It makes none for Pallas kernels: those are taken at the peak of the
-matrix units, so that the sum is a floor of the step's time, and the MFU made of it a ceiling. Communication that the
+matrix units (without matrix products: of the vector units, or of HBM where that takes longer), so that the sum is a
+floor of the step's time, and the MFU made of it a ceiling. Communication that the
 schedule does not hide is not in it either.
 """
 
@@ -13,6 +14,10 @@ from trainer.preflight.executions import Executions, contains_matmul
 from trainer.preflight.hlo import Computation, Frame, Instruction, Module
 
 CLOCK = {"tpu7x": 2.2e9, "v5p": 1.75e9}  # Hz of a TensorCore
+# Per JAX device, cloud.google.com/tpu/docs: bytes per second of HBM (7.37e12 per chip of two, 2.765e12), and operations
+# per cycle of the vector units: 4 of 8 × 128 lanes in each TensorCore, of which a v5p device has two.
+BANDWIDTH = {"tpu7x": 3.69e12, "v5p": 2.765e12}
+LANES = {"tpu7x": 4096, "v5p": 8192}
 
 # What a function of ours is for; the innermost frame that is named here decides.
 FUNCTIONS = {
@@ -57,9 +62,23 @@ class Work:
     cycles: float  # over the whole step
 
 
-def work(executions: Executions, found: list[pallas.Kernel], peak_flops: float, clock: float) -> list[Work]:
+def of_kernel(kernel: pallas.Kernel, family: str, peak_flops: float) -> float:
+    """The least cycles of one execution of a kernel."""
+    if kernel.is_attention:
+        return kernel.flops / peak_flops * CLOCK[family]
+    return max(kernel.flops / LANES[family], kernel.bytes / BANDWIDTH[family] * CLOCK[family])
+
+
+def work(executions: Executions, found: list[pallas.Kernel], family: str, peak_flops: float) -> list[Work]:
     """Everything that the TensorCore does in one step."""
-    done = [Work(k.instruction, f"attention {k.direction}", k.flops * k.times / peak_flops * clock) for k in found]
+    done = [
+        Work(
+            k.instruction,
+            f"attention {k.direction}" if k.is_attention else f"norms and rotary positions, kernel {k.direction}",
+            of_kernel(k, family, peak_flops) * k.times,
+        )
+        for k in found
+    ]
     for computation, instruction, times in executions.scheduled():
         if computation.thread == "" and instruction.cycles:
             done.append(

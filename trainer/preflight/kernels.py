@@ -17,7 +17,9 @@ from trainer.preflight.hlo import Computation, HloError, Instruction
 PRODUCTS = {"mha_fwd": 2, "mqa_fwd": 2, "mha_dkv": 4, "mqa_dkv": 4, "mha_dq": 3, "mqa_dq": 3}
 FUSED_BACKWARD = 5
 BLOCK_MASK = 1  # position among the kernel's operands
+VECTOR = ("norm_rope",)  # kernels without matrix products, by the beginning of their names
 _COST = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')
+_BYTES = re.compile(r'"cost_estimate":\{[^}]*"bytes_accessed":"?(\d+)')
 Direction = Literal["forward", "backward"]
 
 
@@ -30,6 +32,17 @@ class Kernel:
     flops: int  # of one execution
     times: int
     blocks: int | None  # executed per head; None where the kernel states its operations
+
+    @property
+    def is_attention(self) -> bool:
+        """Whether its operations are matrix products, as opposed to those of vector registers."""
+        return not any(name in self.instruction.name for name in VECTOR)
+
+    @property
+    def bytes(self) -> int:
+        """That one execution reads and writes by its own account."""
+        stated = _BYTES.search(self.instruction.attributes)
+        return int(stated[1]) if stated else 0
 
 
 def is_kernel(instruction: Instruction) -> bool:
