@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from trainer.errors import ConfigurationError
 from trainer.hardware import DeviceType, device_type
@@ -48,13 +49,12 @@ def preflight(
     found = None if fresh else cache.find(key)
     if found is None:
         with _one_at_a_time(), tempfile.TemporaryDirectory(prefix="untildone-preflight-") as out:
-            outcome = _work(recipe, plan, options, Path(out), timeout)
-            program = Path(out) / "program.hlo"
-            text = program.read_text() if program.is_file() else None
-        if outcome.get("final", True):
-            cache.keep(key, outcome, text)
-    else:
-        outcome, text = found
+            found = None if fresh else cache.find(key)  # whoever had the lock may have compiled the same
+            if found is None:
+                found = _compile(recipe, plan, options, Path(out), timeout)
+                if found[0].get("final", True):
+                    cache.keep(key, *found)
+    outcome, text = found
     if keep_text and text is not None:
         keep_text.write_text(text)
     common = {
@@ -65,6 +65,14 @@ def preflight(
         "program": key,
     }
     return account(recipe, plan, kind, outcome, text, common)
+
+
+def _compile(
+    recipe: Recipe, plan: Plan, options: dict[str, str], out: Path, timeout: float
+) -> tuple[dict[str, Any], str | None]:
+    """The outcome and, if there is one, the program's text."""
+    outcome, program = _work(recipe, plan, options, out, timeout), out / "program.hlo"
+    return outcome, program.read_text() if program.is_file() else None
 
 
 @contextmanager
@@ -93,7 +101,7 @@ def check(kind: DeviceType) -> None:
         )
 
 
-def _work(recipe: Recipe, plan: Plan, options: dict[str, str], out: Path, timeout: float) -> dict:
+def _work(recipe: Recipe, plan: Plan, options: dict[str, str], out: Path, timeout: float) -> dict[str, Any]:
     request = out / "request.json"
     request.write_text(
         json.dumps(
