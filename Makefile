@@ -1,5 +1,5 @@
 # make demo   sets up everything, then shows a real run survive every kind of interruption
-# make test   sets up everything, then runs checks and tests; make test-cluster those on a real control plane
+# make test   sets up everything (the first time it builds a Kubernetes control plane), then runs checks and tests
 .DEFAULT_GOAL := help
 .PHONY: help env demo test test-fast test-cluster check format plans bench bench-operator bench-maxtext lab lab-demo lab-down manifests lock clean
 
@@ -31,9 +31,10 @@ test-cluster: env  ## on a real Kubernetes control plane (the first time builds 
 	@$(RUN) -m tests.lab.build > /dev/null
 	@$(RUN) -m pytest tests/cluster -q --durations=20
 
-test: env check  ## checks, unit tests, real processes (a real control plane: make test-cluster)
+test: env check  ## everything: checks, unit tests, real processes, a real Kubernetes control plane
 	@$(RUN) -m pytest tests/unit -q -n 2
 	@$(RUN) -m pytest tests/local -q --durations=15
+	@$(MAKE) --no-print-directory test-cluster
 
 bench: env  ## the benchmarks that need no peer; each prints a ratio
 	@$(RUN) benchmarks/run.py
