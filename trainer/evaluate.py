@@ -145,7 +145,7 @@ class Evaluator:
         given = self._ready(name)
         loss = mean_loss(given, self._score(params, name, given.rows))
         counts = {"documents": given.documents, "tokens": given.tokens, "cut": given.cut, "bytes": given.bytes}
-        return {"metrics": _lm(name, loss), "loss": loss, **counts}
+        return {"metrics": _lm(name, loss), "loss": loss, "files": list(self.sets[name]), **counts}
 
     def _task(self, params: Any, part: str) -> Part:
         from trainer.downstream.metrics import labelled, likelihoods, metrics

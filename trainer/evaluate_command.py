@@ -111,9 +111,11 @@ def run(given: Given) -> dict[str, Any]:
 
             windows = Mix(recipe, held_out.root, "held_out")
             windows.check()
-    kept = Kept.open(given.out, {"of": subject.name, "limit": given.limit, "dtype": recipe.compute_dtype})
+    commit = subject.source[1].ref.key if given.run_directory is not None else None
+    about = {"of": subject.name, "commit": commit, "limit": given.limit, "dtype": recipe.compute_dtype}
+    kept = Kept.open(given.out, {**about, "tokenizer": tokenizer})
     plan = plan_here(recipe, given.device)
-    missing = [part for part in parts if part not in kept.parts]
+    missing = [part for part in parts if part not in kept.parts or kept.parts[part].get("files") != _files(part, sets)]
     if missing:
         prepare_jax(plan, None, device_type(given.device).family)
 
@@ -137,10 +139,12 @@ def run(given: Given) -> dict[str, Any]:
         for number, part in enumerate(missing, 1):
             kept.add(part, evaluator.evaluate(params, part, next(iter(missing[number:]), None)))
             bars.done(part, kept.parts[part])
-    about = {"of": subject.name, "recipe": recipe.name, "limit": given.limit, "device": given.device}
-    if given.run_directory is not None:
-        about["commit"] = subject.source[1].ref.key
-    return document(subject.step, {part: kept.parts[part] for part in parts}) | about
+    found = document(subject.step, {part: kept.parts[part] for part in parts})
+    return found | about | {"recipe": recipe.name, "device": given.device}
+
+
+def _files(part: str, sets: dict[str, tuple[str, ...]]) -> list[str] | None:
+    return list(sets[part]) if part in sets else None
 
 
 # --- what is evaluated
@@ -165,7 +169,7 @@ def _commit(given: Given) -> Subject:
     settings = spec.settings
     return Subject(
         recipe=stored.recipe.model_copy(update=changes),
-        name=f"{rundir.uri}@{record.ref}",
+        name=f"{rundir.uri}@{record.ref.step}",
         data_root=given.data_root or settings.data_root,
         sets=expand(settings.evaluation.sets),
         tokenizer=settings.evaluation.tokenizer,
@@ -316,7 +320,7 @@ class _Bars:
 
 def table(body: dict[str, Any]) -> str:
     """The results for people: a line per set and per task."""
-    lines = [f"step {body['step']} of {body['of']}" + (f", first {body['limit']} documents" if body["limit"] else "")]
+    lines = [body["of"] + (f", first {body['limit']} documents" if body["limit"] else "")]
     if "loss" in body:
         counted = f"{body['instances']:,} instances (ids {body['ids']})"
         lines.append(f"held-out loss {body['loss']:.6f} over {counted}")
