@@ -56,6 +56,14 @@ def one_by_one[Tree](count: int, f: Callable[[jax.Array], Tree]) -> Tree:
     return jax.lax.fori_loop(0, _turns(count), put, out)
 
 
+def pick(x: jax.Array, i: jax.Array) -> jax.Array:
+    """x[i], i the index of one of these loops. XLA sees that there is no choice where x has but one element, and moves
+    what was the loop's body out of the loop; behind the barrier it does not.
+    """
+    x, i = jax.lax.optimization_barrier((x, i))
+    return x[i]
+
+
 def _turns(count: int) -> int | jax.Array:
     """The end of a loop. XLA dissolves a loop that it knows to turn once, and then fuses what was its body otherwise."""
     return count if count > 1 else jax.lax.optimization_barrier(jnp.int32(1))

@@ -18,7 +18,7 @@ from trainer.model import Params, Weights, init_params, next_token_loss, param_s
 from trainer.optimizer import Window, adamw, append, clip_coefficient, empty_window, is_spike
 from trainer.plan import Plan
 from trainer.recipe import Recipe
-from trainer.reduction import block_grid, one_by_one, squared_norm, sum_everywhere, tree_sum
+from trainer.reduction import block_grid, one_by_one, pick, squared_norm, sum_everywhere, tree_sum
 from trainer.rows import all_are_targets, read_rows
 from trainer.schedule import learning_rate
 from trainer.sharding import (
@@ -221,7 +221,7 @@ def _invariant(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]
 
     def instance_by_instance(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
         one = _gradient(recipe, plan, weights)
-        return tree_sum(plan.accumulation, lambda j: finish(*one(params, tokens[j], scale)))
+        return tree_sum(plan.accumulation, lambda j: finish(*one(params, pick(tokens, j), scale)))
 
     def gathered(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
         one = _gradient(recipe, plan, whole_weights)
@@ -232,7 +232,8 @@ def _invariant(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]
         whole = jax.lax.optimization_barrier(whole)
 
         def micro_batch(j: jax.Array) -> tuple[jax.Array, Params]:
-            loss, grads = tree_sum(plan.micro_batch, lambda m: one(whole, tokens[j, m][None], scale))
+            rows = pick(tokens, j)
+            loss, grads = tree_sum(plan.micro_batch, lambda m: one(whole, pick(rows, m)[None], scale))
             return finish(loss, {name: weights.reduce(name, g) for name, g in grads.items()})
 
         return tree_sum(plan.accumulation, micro_batch)
@@ -275,7 +276,7 @@ def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
         if not invariant:
             return jax.lax.map(lambda rows: one(params, rows), tokens)
         rows = tokens.reshape(-1, 1, tokens.shape[-1])
-        found = one_by_one(rows.shape[0], lambda i: one(params, rows[i]))
+        found = one_by_one(rows.shape[0], lambda i: one(params, pick(rows, i)))
         return jax.tree.map(lambda x: x.reshape(tokens.shape[:2]), found)
 
     rows = PartitionSpec(None, AXIS)

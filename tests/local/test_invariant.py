@@ -35,11 +35,11 @@ def held_out(run: Run) -> dict[str, float]:
 def reference(tmp_path_factory: pytest.TempPathFactory, corpus: Path, compile_cache: Path) -> Run:
     """One device, one instance after the other."""
     run = Run.new(tmp_path_factory.mktemp("reference") / "reference", corpus, compile_cache, invariant_recipe())
-    run.train("cpu-1", STEPS, **LAYOUT)
+    run.train("cpu-1", STEPS, seconds=400, **LAYOUT)
     return run
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", RUNS.values(), ids=RUNS)
 def test_the_same_bits_on_any_devices(
     layout: list[tuple[int, str, int, int]], reference: Run, new_run: Callable[..., Run]
@@ -47,7 +47,7 @@ def test_the_same_bits_on_any_devices(
     """State digests (parameters, moments, skip window), losses, norms and held-out losses of 200 steps."""
     run = new_run(recipe=invariant_recipe())
     for target, device, processes, micro_batch in layout:
-        run.train(device, target, processes=processes, micro_batch=micro_batch, **LAYOUT)
+        run.train(device, target, processes=processes, micro_batch=micro_batch, seconds=400, **LAYOUT)
     assert run.numbers() == reference.numbers()
     assert len(run.numbers()) == STEPS
     digests = {record.ref.step: record.digest for record in run.lineage()}

@@ -215,10 +215,10 @@ class Run:
         self.gangs.append(gang)
         return gang
 
-    def train(self, device: str, target: int, expect: int = 0, **settings: Any) -> Gang:
+    def train(self, device: str, target: int, expect: int = 0, seconds: float = 150, **settings: Any) -> Gang:
         """One attempt from submission to the end of its gang; every process must end with `expect`."""
         gang = self.launch(self.submit(device, target, **settings))
-        codes = gang.wait()
+        codes = gang.wait(seconds)
         assert codes == [expect] * len(codes), f"exit codes {codes}, expected {expect}\n{gang.logs()}"
         return gang
 
