@@ -5,7 +5,6 @@ full projection before the split into heads, three windowed layers to one full, 
 no biases. Nothing here knows about devices: whoever runs the model on several passes `Weights` that fetch parameters.
 """
 
-import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -152,45 +151,64 @@ class Weights:
         The gradient of a parameter leaves its product in float32: it is never rounded to the compute dtype before it is
         summed over micro-batches and devices.
         """
-        names, rows = list(named), x.reshape(-1, x.shape[-1])
+        return self.matmul_of(lambda x: x, (x,), named)
+
+    def matmul_of(
+        self, make: Callable[..., jax.Array], made_of: tuple[jax.Array, ...], named: dict[str, jax.Array]
+    ) -> list[jax.Array]:
+        """`matmul` of make(*made_of), which is cheap: the backward pass keeps `made_of` and makes it again."""
+        names = list(named)
 
         def whole(values: list[jax.Array]) -> list[jax.Array]:
             return [self.fetch(n, v.astype(self.compute_dtype)) for n, v in zip(names, values, strict=True)]
 
+        def multiplied(made_of: tuple[jax.Array, ...], matrices: list[jax.Array]) -> list[jax.Array]:
+            x = make(*made_of)
+            rows = x.reshape(-1, x.shape[-1])
+            return [(rows @ matrix).reshape(*x.shape[:-1], -1) for matrix in matrices]
+
         @jax.custom_vjp
-        def products(rows: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
-            return [rows @ matrix for matrix in whole(values)]
+        def products(made_of: tuple[jax.Array, ...], values: list[jax.Array]) -> list[jax.Array]:
+            return multiplied(made_of, whole(values))
 
-        def forward(rows: jax.Array, values: list[jax.Array]) -> tuple[list[jax.Array], Any]:
+        def forward(made_of: tuple[jax.Array, ...], values: list[jax.Array]) -> tuple[list[jax.Array], Any]:
             matrices = whole(values)
-            return [rows @ matrix for matrix in matrices], (rows, values if self.refetch else matrices)
+            return multiplied(made_of, matrices), (made_of, values if self.refetch else matrices)
 
-        def backward(kept: Any, gradients: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-            rows, matrices = kept
+        def backward(kept: Any, gradients: list[jax.Array]) -> tuple[tuple[jax.Array, ...], list[jax.Array]]:
+            made_of, matrices = kept
             if self.refetch:
                 # The barrier keeps XLA from reusing what the forward pass fetched, which would keep it in memory.
                 values, gradients = jax.lax.optimization_barrier((matrices, gradients))
                 matrices = whole(values)
-            d_rows = sum(
-                jax.lax.dot_general(g, m, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-                for g, m in zip(gradients, matrices, strict=True)
-            ).astype(rows.dtype)
+            x, made_back = jax.vjp(make, *made_of)
+            rows, flat = x.reshape(-1, x.shape[-1]), [g.reshape(-1, g.shape[-1]) for g in gradients]
+            d_rows = _sum_of_products(flat, matrices)
             if self.refetch:
                 # What is computed of it afterwards is not to be done tile by tile within the product, which costs more.
                 d_rows = jax.lax.optimization_barrier(d_rows)
             d_values = [
-                jax.lax.dot_general(rows, g, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
-                for g in gradients
+                jax.lax.dot_general(rows, g, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32) for g in flat
             ]
-            return d_rows, [self.reduce(n, d) for n, d in zip(names, d_values, strict=True)]
+            return made_back(d_rows.reshape(x.shape)), [self.reduce(n, d) for n, d in zip(names, d_values, strict=True)]
 
         products.defvjp(forward, backward)
-        out = products(rows, list(named.values()))
-        return [part.reshape(*x.shape[:-1], -1) for part in out]
+        return products(made_of, list(named.values()))
 
     def whole_shape(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the parameter after `fetch`."""
         return jax.eval_shape(partial(self.fetch, name), jax.ShapeDtypeStruct(shape, jnp.float32)).shape
+
+
+def _sum_of_products(rows: list[jax.Array], matrices: list[jax.Array]) -> jax.Array:
+    """Σ rows · matrixᵀ, added in float32 and rounded once."""
+    dims = (((1,), (1,)), ((), ()))
+    if len(rows) == 1:
+        return jax.lax.dot_general(rows[0], matrices[0], dims)
+    parts = [
+        jax.lax.dot_general(r, m, dims, preferred_element_type=jnp.float32) for r, m in zip(rows, matrices, strict=True)
+    ]
+    return sum(parts[1:], parts[0]).astype(rows[0].dtype)
 
 
 @jax.custom_vjp
@@ -229,15 +247,12 @@ def layer(
         return weights.matmul(x, {name: w[name] for name in names})
 
     q, k, v = matmul(x, "wq", "wk", "wv")
-    # 1/√head_dim goes into q's rotation, in float32: multiplied in afterwards, it would round q once more.
-    cos, sin = rope
-    scaled = cos / math.sqrt(model.head_dim), sin / math.sqrt(model.head_dim)
-    q = weights.attend.norm_rope(q, weights.get("q_norm", w["q_norm"]), scaled, model.head_dim, eps)
-    k = weights.attend.norm_rope(k, weights.get("k_norm", w["k_norm"]), rope, model.head_dim, eps)
-    context = weights.attend.attention(q, k, v, documents, model.head_dim, window)
+    norms = weights.get("q_norm", w["q_norm"]), weights.get("k_norm", w["k_norm"])
+    context = weights.attend(q, k, v, norms, rope, documents, model.head_dim, window, eps)
     x = x + norm(matmul(context, "wo")[0], "attention_norm")
     gate, up = matmul(x, "w_gate", "w_up")
-    return x + norm(matmul(swiglu(gate, up), "w_down")[0], "mlp_norm")
+    down = weights.matmul_of(swiglu, (gate, up), {"w_down": w["w_down"]})[0]
+    return x + norm(down, "mlp_norm")
 
 
 def window_period(model: Model) -> tuple[int, ...]:
@@ -259,15 +274,20 @@ def hidden_states(
 ) -> jax.Array:
     """The normed output of the last layer [batch, length, d_model], in the compute dtype; tokens int32 [batch, length].
 
+    Where devices share a sequence, `tokens` are this one's part, `documents` those of whole sequences.
     `documents` int32 [batch, length] keeps attention within equal numbers. Positions need no restart at a document's
     beginning: attention sees their differences only. Compiles one copy of the repeating window pattern and scans over it.
     """
     x = weights.lookup("embedding", params["embedding"], tokens)
     period = window_period(model)
-    ropes = {
-        window: rope_table(tokens.shape[1], model.head_dim, model.rope_theta, model.yarn if window < 0 else None)
-        for window in set(period)
-    }
+    length = tokens.shape[1] * weights.attend.devices
+
+    def rope(window: int) -> Rope:
+        tables = rope_table(length, model.head_dim, model.rope_theta, model.yarn if window < 0 else None)
+        cos, sin = (weights.attend.part(table, 0) for table in tables)
+        return cos, sin
+
+    ropes = {window: rope(window) for window in set(period)}
     repeats = model.n_layers // len(period)
     stacks = {name: params[name] for name, spec in param_specs(model).items() if spec.axes[0] == "layer"}
 
@@ -311,14 +331,16 @@ def next_token_loss(
 
     `objective` f32 [] is Σ (CE + z_loss·logsumexp²) over the targets, `ce` f32 [batch] Σ CE per row. Tokens int32
     [batch, length]; `has_target` f32 [batch, length] is 1 where the next token is to be predicted, by default everywhere
-    but at the last position. `documents` as in `hidden_states`.
+    but at the last position. `documents` as in `hidden_states`. Where devices share a sequence, all are given whole, and
+    the sums are over this one's part.
     """
     batch, length = tokens.shape
-    hidden = hidden_states(params, tokens, model, weights, remat, documents)
     targets = jnp.roll(tokens, -1, axis=1)
     if has_target is None:
         has_target = jnp.broadcast_to(jnp.arange(length) < length - 1, (batch, length)).astype(jnp.float32)
-    flat = hidden.reshape(batch * length, -1)
+    tokens, targets, has_target = (weights.attend.part(x, 1) for x in (tokens, targets, has_target))
+    hidden = hidden_states(params, tokens, model, weights, remat, documents)
+    flat = hidden.reshape(tokens.size, -1)
     head = weights.get("head", params["head"])
     objective, ce = head_loss(flat, head, targets.reshape(-1), has_target.reshape(-1), z_loss)
-    return objective, ce.reshape(batch, length).sum(axis=1)
+    return objective, ce.reshape(tokens.shape).sum(axis=1)

@@ -12,7 +12,10 @@ from trainer.frozen import Frozen
 
 
 class Plan(Frozen):
-    """recipe × device type × slices. `global_batch = data_parallel × micro_batch × accumulation`, exactly."""
+    """recipe × device type × slices. `global_batch = data_parallel × micro_batch × accumulation`, exactly.
+
+    `devices = data_parallel × sequence`: neighbouring devices share the sequences of the same instances.
+    """
 
     device_type: str = Field(description="canonical name, e.g. cpu-8 or tpu7x-4x4x4")
     slices: int = Field(default=1, gt=0)
@@ -20,7 +23,8 @@ class Plan(Frozen):
     devices: int = Field(gt=0, description="JAX devices over all slices")
     global_batch: int = Field(gt=0)
     data_parallel: int = Field(gt=0)
-    micro_batch: int = Field(gt=0, description="instances per device and forward pass")
+    sequence: int = Field(default=1, gt=0, description="devices that share each instance's sequence")
+    micro_batch: int = Field(gt=0, description="instances per forward pass of a device, or of those that share them")
     accumulation: int = Field(gt=0, description="forward passes per optimizer step")
     remat: Literal["none", "full"] = "none"
 
@@ -33,11 +37,19 @@ class Plan(Frozen):
             )
         if self.devices % self.processes:
             raise ValueError(f"devices {self.devices} is not a multiple of processes {self.processes}")
+        if self.data_parallel * self.sequence != self.devices:
+            raise ValueError(
+                f"data_parallel {self.data_parallel} × sequence {self.sequence} must equal devices {self.devices}"
+            )
+        if not is_whole(self.sequence, self.devices_per_process):
+            raise ValueError(
+                f"sequence {self.sequence} and the {self.devices_per_process} devices of a process do not divide one another"
+            )
         return self
 
     @property
     def per_device_batch(self) -> int:
-        """Instances per device and optimizer step."""
+        """Instances per optimizer step and device, or devices that share a sequence."""
         return self.micro_batch * self.accumulation
 
     @property
@@ -45,11 +57,47 @@ class Plan(Frozen):
         return self.devices // self.processes
 
 
+def is_whole(sequence: int, devices_per_process: int) -> bool:
+    """Whether a process holds whole sequences, or is one of several that hold one."""
+    return devices_per_process % sequence == 0 or sequence % devices_per_process == 0
+
+
+def sequence_factors(global_batch: int, devices: int, processes: int, length: int, multiple: int = 1) -> list[int]:
+    """Over how many devices each instance's sequence of `length` tokens can be divided so that the batch is exact.
+
+    Each device holds two chunks of it (trainer.sequence), each a multiple of `multiple` tokens. 1: it is not divided.
+    """
+    return [
+        n
+        for n in range(1, devices + 1)
+        if devices % n == 0
+        and global_batch % (devices // n) == 0
+        and is_whole(n, devices // processes)
+        and (n == 1 or length % (2 * n * multiple) == 0)
+    ]
+
+
+def require_sequence(plan: Plan, length: int, reduction: str) -> None:
+    """Raises ConfigurationError for a recipe of sequences of `length` tokens that `plan.sequence` cannot divide."""
+    if plan.sequence == 1:
+        return
+    if length % (2 * plan.sequence):
+        raise ConfigurationError(
+            f"plan.sequence {plan.sequence}: each device holds two chunks of a sequence, and sequence_length {length} is no "
+            f"multiple of {2 * plan.sequence}; choose a device type whose plan has another sequence"
+        )
+    if reduction == "invariant":
+        raise ConfigurationError(
+            f"plan.sequence {plan.sequence}: reduction invariant keeps each instance on one device; "
+            f"use at most global_batch {plan.global_batch} devices, or reduction fast"
+        )
+
+
 def split_batch(global_batch: int, devices: int, max_micro_batch: int) -> tuple[int, int]:
     """(micro_batch, accumulation) with `devices · micro_batch · accumulation == global_batch`, exactly.
 
     Fewer devices mean more accumulation: the micro-batch is the largest divisor of the per-device batch that is at most
-    `max_micro_batch`, so what one forward pass needs of memory never grows. Raises ConfigurationError when the devices
+    `max_micro_batch`, so what one forward pass needs of memory never grows. Devices that share a sequence count as one. Raises ConfigurationError when the devices
     do not divide the batch.
     """
     if global_batch % devices:

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from trainer.loss import head_loss
 from trainer.model import Params, Weights, hidden_states
 from trainer.recipe import Recipe
-from trainer.sharding import AXIS, param_pspecs, param_shardings, replicated, sharded_weights
+from trainer.sharding import all_axes, param_pspecs, param_shardings, replicated, sharded_weights
 
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
@@ -115,7 +115,7 @@ class Scorer:
         for at, row in enumerate(rows[first : first + share]):
             for array, values in zip(arrays, row, strict=True):
                 array[at, : len(values)] = values
-        sharding = NamedSharding(self._mesh, PartitionSpec(AXIS, None))
+        sharding = NamedSharding(self._mesh, PartitionSpec(all_axes(self._mesh), None))
         return tuple(jax.make_array_from_process_local_data(sharding, array) for array in arrays)
 
     def _collect(self, pending: tuple[list[int], Any] | None, rows: Sequence[Row], found: list[F32 | None]) -> int:
@@ -144,7 +144,7 @@ def _fenced(weights: Weights) -> Weights:
 def _score_step(recipe: Recipe, mesh: Mesh) -> Callable[..., jax.Array]:
     """Jitted `(params, tokens, positions, targets) -> f32 [R, asked]`, replicated: log-likelihoods."""
     model = recipe.model
-    weights = _fenced(sharded_weights(model, mesh, recipe.compute_dtype))
+    weights = _fenced(sharded_weights(model, mesh, recipe.compute_dtype, whole_sequences=True))
 
     def local(params: Params, tokens: jax.Array, positions: jax.Array, targets: jax.Array) -> jax.Array:
         hidden = hidden_states(params, tokens, model, weights)
@@ -154,7 +154,7 @@ def _score_step(recipe: Recipe, mesh: Mesh) -> Callable[..., jax.Array]:
         _, ce = head_loss(flat, head, targets.reshape(-1), jnp.ones(flat.shape[0], jnp.float32), 0.0)
         return jax.lax.optimization_barrier(-ce.reshape(targets.shape))
 
-    rows = PartitionSpec(AXIS, None)
+    rows = PartitionSpec(all_axes(mesh), None)
     mapped = jax.shard_map(
         local, mesh=mesh, in_specs=(param_pspecs(model, mesh), rows, rows, rows), out_specs=rows, check_vma=False
     )

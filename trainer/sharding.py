@@ -1,7 +1,8 @@
 """Parallelism, applied from outside: where parameters and batches live on a mesh, and how the model gets at them.
 
-Fully sharded data parallelism over one mesh axis: every device holds a slice of each matrix (and of its moments) and
-trains on its own rows. A layer's weights are gathered when it runs, its gradients are summed and scattered back.
+Fully sharded data parallelism: every device holds a slice of each matrix (and of its moments) and trains on its own
+rows. A layer's weights are gathered when it runs, its gradients are summed and scattered back. Where devices share the
+sequences of their rows (trainer.sequence), that is a second axis of the mesh; parameters are cut over both.
 """
 
 import math
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from trainer import sequence
 from trainer.errors import ConfigurationError
 from trainer.model import ParamSpec, Weights, param_specs
 from trainer.plan import Plan
@@ -20,20 +22,15 @@ from trainer.recipe import Model
 from trainer.reduction import sum_to_shards
 from trainer.splash import attention_for
 
-AXIS = "fsdp"
+AXIS = "fsdp"  # of the batch's rows
 REFETCH_BYTES = 2**28  # layers whose gathered weights are together larger than this are gathered again in backward
 
 
 def make_mesh(plan: Plan) -> Mesh:
-    """The mesh of this gang: all devices on one axis, in the order of processes, so that each owns contiguous rows.
+    """The mesh of this gang: its devices in the order of processes, so that each owns contiguous rows.
 
     Raises ConfigurationError when the devices present are not those of the plan.
     """
-    if plan.data_parallel != plan.devices:
-        raise ConfigurationError(
-            f"plan.data_parallel {plan.data_parallel} must equal plan.devices {plan.devices}: "
-            "only batch rows are divided over devices; choose a device type with at most global_batch devices"
-        )
     devices = jax.devices()
     if len(devices) != plan.devices:
         raise ConfigurationError(
@@ -42,13 +39,25 @@ def make_mesh(plan: Plan) -> Mesh:
         )
     if jax.process_count() != plan.processes:
         raise ConfigurationError(f"plan.processes is {plan.processes}, but {jax.process_count()} processes joined")
-    return mesh_of(devices)
+    return mesh_of(devices, plan.sequence)
 
 
-def mesh_of(devices: list[jax.Device]) -> Mesh:
-    """A mesh over these devices."""
-    ordered = sorted(devices, key=lambda d: (d.process_index, d.id))
-    return Mesh(np.array(ordered), (AXIS,))
+def mesh_of(devices: list[jax.Device], sharing: int = 1) -> Mesh:
+    """A mesh over these devices; each `sharing` neighbours share the sequences of their rows."""
+    ordered = np.array(sorted(devices, key=lambda d: (d.process_index, d.id)))
+    if sharing == 1:
+        return Mesh(ordered, (AXIS,))
+    return Mesh(ordered.reshape(-1, sharing), (AXIS, sequence.AXIS))
+
+
+def all_axes(mesh: Mesh) -> str | tuple[str, ...]:
+    """The axes that parameters are cut over, and that gradients are summed over: those of the mesh."""
+    return AXIS if mesh.axis_names == (AXIS,) else mesh.axis_names
+
+
+def sharing(mesh: Mesh) -> int:
+    """How many devices share each sequence."""
+    return int(mesh.shape.get(sequence.AXIS, 1))
 
 
 def sharded_dim(spec: ParamSpec, devices: int) -> int | None:
@@ -82,7 +91,8 @@ def param_pspecs(model: Model, mesh: Mesh) -> dict[str, PartitionSpec]:
     pspecs = {}
     for name, spec in param_specs(model).items():
         dim = sharded_dim(spec, mesh.size)
-        pspecs[name] = PartitionSpec(*(AXIS if i - len(spec.shape) == dim else None for i in range(len(spec.shape))))
+        axes = [all_axes(mesh) if i - len(spec.shape) == dim else None for i in range(len(spec.shape))]
+        pspecs[name] = PartitionSpec(*axes)
     return pspecs
 
 
@@ -100,7 +110,10 @@ BATCH_PSPECS = {"tokens": PartitionSpec(None, AXIS, None), "ids": PartitionSpec(
 
 
 def batch_shardings(mesh: Mesh) -> dict[str, NamedSharding]:
-    """Of a batch {"tokens": int32 [accumulation, R, S], "ids": uint32 [accumulation, R, 2]}: rows over the devices."""
+    """Of a batch {"tokens": int32 [accumulation, R, S], "ids": uint32 [accumulation, R, 2]}: rows over the devices.
+
+    Devices that share sequences have the same whole rows: what a token says of its neighbours is seen without exchange.
+    """
     return {name: NamedSharding(mesh, pspec) for name, pspec in BATCH_PSPECS.items()}
 
 
@@ -111,15 +124,22 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 
 
 def sharded_weights(
-    model: Model, mesh: Mesh, compute_dtype: str, reduction: Literal["fast", "invariant"] = "fast"
+    model: Model,
+    mesh: Mesh,
+    compute_dtype: str,
+    reduction: Literal["fast", "invariant"] = "fast",
+    whole_sequences: bool = False,
 ) -> Weights:
     """`Weights` for use inside a shard_map over the mesh: gathers parameters, sums and scatters their gradients.
 
     The gradient of a replicated parameter is left as this device's part; whoever asked sums it (see `step`), so that
     all the small ones travel in one message. `reduction` as in the recipe: who decides on the order of the sums.
+    `whole_sequences`: each device computes its own, although the mesh has an axis along which they could be shared.
     """
-    dtype = jnp.dtype(compute_dtype)
+    dtype, axes = jnp.dtype(compute_dtype), all_axes(mesh)
     attend = attention_for(mesh.devices.flat[0].platform)
+    if sharing(mesh) > 1 and not whole_sequences:
+        attend = sequence.divided(attend, sharing(mesh))
     invariant = reduction == "invariant"
     if mesh.size == 1:
         return isolated(Weights(dtype, attend=attend)) if invariant else Weights(dtype, attend=attend)
@@ -127,7 +147,7 @@ def sharded_weights(
 
     def fetch(name: str, value: jax.Array) -> jax.Array:
         dim = dims[name]
-        return value if dim is None else jax.lax.all_gather(value, AXIS, axis=value.ndim + dim, tiled=True)
+        return value if dim is None else jax.lax.all_gather(value, axes, axis=value.ndim + dim, tiled=True)
 
     def reduce(name: str, gradient: jax.Array) -> jax.Array:
         dim = dims[name]
@@ -135,7 +155,7 @@ def sharded_weights(
             return gradient
         if invariant:
             return sum_to_shards(gradient, AXIS, mesh.size, gradient.ndim + dim)
-        return jax.lax.psum_scatter(gradient, AXIS, scatter_dimension=gradient.ndim + dim, tiled=True)
+        return jax.lax.psum_scatter(gradient, axes, scatter_dimension=gradient.ndim + dim, tiled=True)
 
     layers = [math.prod(spec.shape) for spec in param_specs(model).values() if spec.axes[0] == "layer"]
     weights = Weights(dtype, fetch, reduce, attend, refetch=sum(layers) * dtype.itemsize > REFETCH_BYTES)

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
+from trainer import sequence
 from trainer.digest import data_hash, ids_hash
 from trainer.model import Params, Weights, init_params, next_token_loss, param_specs
 from trainer.optimizer import Window, adamw, append, clip_coefficient, empty_window, is_spike
-from trainer.plan import Plan
+from trainer.plan import Plan, require_sequence
 from trainer.recipe import Recipe
 from trainer.reduction import block_grid, one_by_one, pick, squared_norm, sum_everywhere, tree_sum
 from trainer.rows import all_are_targets, read_rows
@@ -24,6 +25,7 @@ from trainer.schedule import learning_rate
 from trainer.sharding import (
     AXIS,
     BATCH_PSPECS,
+    all_axes,
     batch_shardings,
     isolated,
     may_be_cut,
@@ -32,6 +34,7 @@ from trainer.sharding import (
     replicated,
     sharded_dims,
     sharded_weights,
+    sharing,
 )
 
 Batch = dict[str, jax.Array]
@@ -101,6 +104,7 @@ def make_train_step(
     the batch that arrived). A loss that is not finite leaves the whole state as it was, step included. A finite loss
     with a gradient norm that is not counts as skipped and is not remembered: it would blind the rule for 128 steps.
     """
+    require_sequence(plan, recipe.sequence_length, recipe.reduction)
     loss_and_grad = _loss_and_grad(recipe, plan, mesh)
     optimizer = recipe.optimizer
 
@@ -141,7 +145,7 @@ def _loss_and_grad(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
         tokens, ids = batch["tokens"], batch["ids"]
         scale = 1 / (whole if all_are_targets(data) else targets_in_batch(tokens))
         loss, grads = gradients(params, tokens, scale)
-        row = jnp.arange(plan.accumulation, dtype=jnp.uint32)[:, None] * jnp.uint32(rows * mesh.size)
+        row = jnp.arange(plan.accumulation, dtype=jnp.uint32)[:, None] * jnp.uint32(rows * plan.data_parallel)
         row = row + jax.lax.axis_index(AXIS).astype(jnp.uint32) * jnp.uint32(rows) + jnp.arange(rows, dtype=jnp.uint32)
         hashes = jnp.concatenate([ids_hash(ids, row), data_hash(tokens, row)])
         return loss, grads, norm(grads), jax.lax.psum(hashes, AXIS)
@@ -177,8 +181,8 @@ def _gradient(recipe: Recipe, plan: Plan, weights: Weights) -> Gradients:
 
 def _fast(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]:
     """Of the global batch, from this device's tokens [accumulation, rows, S]; the order of the sums is left to XLA."""
-    one = _gradient(recipe, plan, sharded_weights(recipe.model, mesh, recipe.compute_dtype))
-    replicated_names = [name for name, pspec in param_pspecs(recipe.model, mesh).items() if AXIS not in pspec]
+    one, axes = _gradient(recipe, plan, sharded_weights(recipe.model, mesh, recipe.compute_dtype)), all_axes(mesh)
+    replicated_names = [name for name, pspec in param_pspecs(recipe.model, mesh).items() if not any(pspec)]
 
     def gradients(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
         if plan.accumulation == 1:
@@ -190,13 +194,13 @@ def _fast(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]:
             )
         if mesh.size == 1:
             return loss, grads
-        return _sum_small(loss, grads, replicated_names, lambda flat: jax.lax.psum(flat, AXIS))
+        return _sum_small(loss, grads, replicated_names, lambda flat: jax.lax.psum(flat, axes))
 
     def norm(grads: Params) -> jax.Array:
         squares = {name: jnp.sum(jnp.square(g)) for name, g in grads.items()}
         whole = sum((squares[name] for name in replicated_names), jnp.zeros(()))
         parts = sum((s for name, s in squares.items() if name not in replicated_names), jnp.zeros(()))
-        return jnp.sqrt(whole + jax.lax.psum(parts, AXIS))
+        return jnp.sqrt(whole + jax.lax.psum(parts, axes))
 
     return gradients, norm
 
@@ -269,7 +273,7 @@ def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
     def one(params: Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         tokens, has_target, documents, count = read_rows(tokens, recipe.data, training=False)
         ce = next_token_loss(params, tokens, model, weights, 0.0, "none", has_target, documents)[1]
-        return ce, count
+        return ce if sharing(mesh) == 1 else jax.lax.psum(ce, sequence.AXIS), count
 
     def local(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         tokens = batch["tokens"]

@@ -44,18 +44,24 @@ class WrongInstances(TrainerError):
 def process_rows(plan: Plan, process_index: int) -> npt.NDArray[np.int64]:
     """int64[accumulation, R / P]: rows of the global batch that a process holds, R = data_parallel · micro_batch.
 
-    The global batch's rows reshape to [accumulation, R]; each process owns a contiguous, equal part of axis 1.
-    Raises ConfigurationError where that part is not whole.
+    The global batch's rows reshape to [accumulation, R]; each process owns a contiguous, equal part of axis 1, or the
+    processes whose devices share sequences own one together: each reads all of it. Raises ConfigurationError where that part is not whole.
     """
-    rows = plan.data_parallel * plan.micro_batch
-    if rows % plan.processes:
+    rows, together = plan.data_parallel * plan.micro_batch, _readers(plan)
+    parts = plan.processes // together
+    if rows % parts:
         raise ConfigurationError(
             f"plan {plan.device_type} × {plan.slices}: {rows} rows per forward pass do not divide among "
             f"{plan.processes} processes; choose a device type with fewer hosts or a larger global_batch"
         )
-    share = rows // plan.processes
+    share, number = rows // parts, process_index // together
     whole = np.arange(plan.global_batch).reshape(plan.accumulation, rows)
-    return whole[:, process_index * share : (process_index + 1) * share]
+    return whole[:, number * share : (number + 1) * share]
+
+
+def _readers(plan: Plan) -> int:
+    """How many processes, neighbours in their order, read the same rows."""
+    return max(1, plan.sequence // plan.devices_per_process)
 
 
 class BatchSource:
@@ -167,4 +173,4 @@ def _some(ids: U64) -> str:
 
 def global_ids(shares: list[U32], plan: Plan) -> U64:
     """uint64[B]: the ids of a global batch in row order, from the "ids" of all processes in process order."""
-    return join_ids(np.concatenate(shares, axis=1)).reshape(plan.global_batch)
+    return join_ids(np.concatenate(shares[:: _readers(plan)], axis=1)).reshape(plan.global_batch)

@@ -1,0 +1,124 @@
+"""Devices that share the sequences of their instances compute what one device computes, from the same batch."""
+
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.support.models import cpu_plan, small_recipe
+from trainer.digest import hash_text
+from trainer.errors import ConfigurationError
+from trainer.plan import Plan, sequence_factors
+from trainer.recipe import Recipe, RepetitionFilter
+from trainer.sequence import chunks_held
+from trainer.sharding import mesh_of, put_batch
+from trainer.step import init_state, make_eval_step, make_train_step
+
+LENGTH = 24  # with a window of 3: chunks of 3 and 6 tokens, so that windows cross the borders of chunks and of shards
+PLAIN = small_recipe(sequence_length=LENGTH, global_batch=4)
+MASKED = PLAIN.model_copy(
+    update={
+        "data": PLAIN.data.model_copy(
+            update={
+                "mask_documents": True,
+                "repetition_filter": RepetitionFilter(min_period=1, max_period=3, max_count=4),
+            }
+        )
+    }
+)
+RECIPES = {"plain": PLAIN, "documents": MASKED}
+# Devices, of which so many share a sequence, accumulation.
+CASES = [("plain", 4, 2, 1), ("documents", 8, 4, 2)]
+
+
+def plan(devices: int, sequence: int, accumulation: int) -> Plan:
+    whole = cpu_plan(PLAIN, devices // sequence, accumulation).model_dump()
+    return Plan(**{**whole, "device_type": f"cpu-{devices}", "devices": devices, "sequence": sequence})
+
+
+@cache
+def compiled(name: str, devices: int, sequence: int, accumulation: int) -> Any:
+    mesh = mesh_of(jax.devices()[:devices], sequence)
+    shape = plan(devices, sequence, accumulation)
+    return mesh, make_train_step(RECIPES[name], shape, mesh), make_eval_step(RECIPES[name], shape, mesh)
+
+
+def rows(t: int) -> dict[str, np.ndarray]:
+    """Batch t. Token 0 ends documents; one instance of batch 1 repeats itself."""
+    random = np.random.default_rng(t)
+    tokens = random.integers(0, 30, (4, LENGTH)).astype(np.int32)
+    tokens[:, [5, 12, 13]] = 0
+    if t == 1:
+        tokens[2] = 7
+    return {"tokens": tokens, "ids": random.integers(0, 2**32, (4, 2)).astype(np.uint32)}
+
+
+def batch(t: int, mesh: Any, accumulation: int) -> dict[str, jax.Array]:
+    return put_batch({n: x.reshape(accumulation, -1, x.shape[-1]) for n, x in rows(t).items()}, mesh)
+
+
+@cache
+def trained(name: str, devices: int, sequence: int, accumulation: int, steps: int = 3) -> tuple[Any, Any, Any]:
+    """Parameters and metrics after some steps from the initial state, and what evaluation finds then."""
+    mesh, step, evaluate = compiled(name, devices, sequence, accumulation)
+    state, metrics = init_state(RECIPES[name], mesh), []
+    for t in range(steps):
+        state, found = step(state, batch(t, mesh, accumulation))
+        metrics.append(jax.device_get(found))
+    return jax.device_get(state.mu), metrics, jax.device_get(evaluate(state.params, batch(9, mesh, accumulation)))
+
+
+@pytest.mark.parametrize(("name", "devices", "sequence", "accumulation"), CASES)
+def test_a_shared_sequence_has_the_losses_and_gradients_of_a_whole_one(
+    name: str, devices: int, sequence: int, accumulation: int
+) -> None:
+    """The first moments hold the gradients of all steps."""
+    moments, metrics, evaluated = trained(name, devices, sequence, accumulation)
+    wanted_moments, wanted_metrics, wanted = trained(name, 1, 1, 1)
+    for found, other in zip(metrics, wanted_metrics, strict=True):
+        assert hash_text(found["ids_hash"]) == hash_text(other["ids_hash"])
+        assert hash_text(found["data_hash"]) == hash_text(other["data_hash"])
+        np.testing.assert_allclose(found["loss"], other["loss"], rtol=2e-6)
+        np.testing.assert_allclose(found["grad_norm"], other["grad_norm"], rtol=2e-5)
+    for leaf, value in moments.items():
+        scale = np.abs(wanted_moments[leaf]).max()
+        np.testing.assert_allclose(value, wanted_moments[leaf], atol=1e-4 * scale, err_msg=leaf)
+    np.testing.assert_allclose(evaluated["ce_sum"].ravel(), wanted["ce_sum"].ravel(), rtol=1e-5)
+    assert evaluated["count"].ravel().tolist() == wanted["count"].ravel().tolist()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_every_chunk_is_held_once_and_all_devices_see_as_many_keys(count: int) -> None:
+    held = chunks_held(count)
+    assert sorted(held.ravel().tolist()) == list(range(2 * count))
+    assert set(held.sum(axis=1).tolist()) == {2 * count - 1}
+
+
+def test_a_plan_s_devices_are_its_rows_times_those_that_share_them() -> None:
+    with pytest.raises(ValueError, match="data_parallel 4 × sequence 1 must equal devices 8"):
+        Plan(**{**plan(8, 2, 1).model_dump(), "sequence": 1})
+    with pytest.raises(ValueError, match="sequence 2 and the 3 devices of a process do not divide"):
+        Plan(**{**plan(8, 2, 1).model_dump(), "devices": 12, "global_batch": 6, "processes": 4, "data_parallel": 6})
+    old = plan(4, 1, 1).model_dump()
+    del old["sequence"]
+    assert Plan.parse(old, "plan").sequence == 1
+
+
+def test_factors_are_those_that_make_the_batch_exact() -> None:
+    assert sequence_factors(512, 1024, 128, 8192, 128) == [2, 4, 8, 16, 32]
+    assert sequence_factors(512, 768, 96, 8192) == []  # 3 does not divide 8192
+    assert sequence_factors(64, 128, 32, 65536, 128)[0] == 2
+    assert sequence_factors(4, 8, 1, 24) == [2, 4]
+    assert sequence_factors(4, 8, 4, 24) == [2, 4]
+    assert sequence_factors(12, 12, 4, 24) == [1, 3, 6, 12]  # 3 devices a process: 2 or 4 would cut rows in the middle
+
+
+def test_what_cannot_be_shared_is_refused_before_anything_is_compiled() -> None:
+    odd = PLAIN.model_copy(update={"sequence_length": 22})
+    with pytest.raises(ConfigurationError, match=r"sequence_length 22 is no multiple of 4"):
+        make_train_step(odd, plan(8, 2, 1), mesh_of(jax.devices()[:8], 2))
+    invariant: Recipe = PLAIN.model_copy(update={"reduction": "invariant"})
+    with pytest.raises(ConfigurationError, match="reduction invariant keeps each instance on one device"):
+        make_train_step(invariant, plan(8, 2, 1), mesh_of(jax.devices()[:8], 2))
