@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.planning import Rung
 from trainer.hardware import device_type
+from trainer.plan import Plan
 from trainer.preflight.choice import choose
 from trainer.preflight.table import Row
 from trainer.recipe import Recipe
@@ -80,7 +81,7 @@ def _row(rung: Rung, recipe: Recipe, steps: int, given: Row | None) -> PlanRow:
         chips=chips,
         devices=plan.devices,
         processes=plan.processes,
-        mesh=f"fsdp={plan.devices}",
+        mesh=mesh(plan),
         micro_batch=plan.micro_batch,
         accumulation=plan.accumulation,
         data_parallel=plan.data_parallel,
@@ -99,6 +100,11 @@ def _row(rung: Rung, recipe: Recipe, steps: int, given: Row | None) -> PlanRow:
         chip_hours=seconds / 3600 * chips if seconds is not None else None,
         against_best=None,
     )
+
+
+def mesh(plan: Plan) -> str:
+    """The axes of the plan's mesh: "fsdp=128", "fsdp=512 sequence=2"."""
+    return f"fsdp={plan.data_parallel}" + (f" sequence={plan.sequence}" if plan.sequence > 1 else "")
 
 
 def _against(row: PlanRow, best: float | None) -> PlanRow:

@@ -1,7 +1,7 @@
 """recipe × device type × slices → plan, exactly; and the ladder of plans that a run accepts. Pure.
 
-The global batch never changes: fewer devices mean more accumulation, and a device type on which the batch cannot be
-split exactly is refused with the ones that can.
+The global batch never changes: fewer devices mean more accumulation, more devices than instances share the sequences,
+and a device type on which the batch cannot be split exactly is refused with the ones that can.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from orchestrator.api import TrainingRun
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type
 from trainer.plan import Plan, split_batch
-from trainer.preflight.choice import choose, refuse_inexact
+from trainer.preflight.choice import choose, factors, refuse_inexact
 from trainer.preflight.plans import plan_of
 from trainer.recipe import Recipe
 from trainer.settings import Settings
@@ -70,9 +70,10 @@ def make_plan(recipe: Recipe, name: str, slices: int = 1, field: str = "") -> Pl
         refuse_inexact(recipe, kind, slices)
     except ConfigurationError as error:
         raise ConfigurationError(f"{field}{error}") from None
-    largest = max(1, CPU_TOKENS // recipe.sequence_length)
-    micro_batch, _ = split_batch(recipe.global_batch, kind.devices * slices, largest)
-    return plan_of(recipe, kind, slices, micro_batch, "none")
+    sequence = factors(recipe, kind, slices)[0]
+    largest = max(1, CPU_TOKENS * sequence // recipe.sequence_length)
+    micro_batch, _ = split_batch(recipe.global_batch, kind.devices * slices // sequence, largest)
+    return plan_of(recipe, kind, slices, micro_batch, "none", sequence)
 
 
 def settings(run: TrainingRun) -> Settings:

@@ -3,12 +3,14 @@
 Importable without JAX.
 """
 
+import math
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from trainer.errors import ConfigurationError
 from trainer.frozen import Frozen
+from trainer.recipe import Recipe
 
 
 class Plan(Frozen):
@@ -62,31 +64,35 @@ def is_whole(sequence: int, devices_per_process: int) -> bool:
     return devices_per_process % sequence == 0 or sequence % devices_per_process == 0
 
 
-def sequence_factors(global_batch: int, devices: int, processes: int, length: int, multiple: int = 1) -> list[int]:
-    """Over how many devices each instance's sequence of `length` tokens can be divided so that the batch is exact.
+def sequence_factors(recipe: Recipe, devices: int, processes: int, multiple: int = 1) -> list[int]:
+    """Over how many devices each sequence of the recipe can be divided so that the batch is exact, fewest first.
 
     Each device holds two chunks of it (trainer.sequence), each a multiple of `multiple` tokens. 1: it is not divided.
     """
+    common = math.gcd(recipe.global_batch, devices)
+    numbers = [devices // parts for parts in range(common, 0, -1) if common % parts == 0]
     return [
         n
-        for n in range(1, devices + 1)
-        if devices % n == 0
-        and global_batch % (devices // n) == 0
-        and is_whole(n, devices // processes)
-        and (n == 1 or length % (2 * n * multiple) == 0)
+        for n in numbers
+        if n == 1
+        or (
+            recipe.sequence_length % (2 * n * multiple) == 0
+            and is_whole(n, devices // processes)
+            and recipe.reduction == "fast"
+        )
     ]
 
 
-def require_sequence(plan: Plan, length: int, reduction: str) -> None:
-    """Raises ConfigurationError for a recipe of sequences of `length` tokens that `plan.sequence` cannot divide."""
+def require_sequence(plan: Plan, recipe: Recipe) -> None:
+    """Raises ConfigurationError for a recipe whose sequences `plan.sequence` devices cannot share."""
     if plan.sequence == 1:
         return
-    if length % (2 * plan.sequence):
+    if recipe.sequence_length % (2 * plan.sequence):
         raise ConfigurationError(
-            f"plan.sequence {plan.sequence}: each device holds two chunks of a sequence, and sequence_length {length} is no "
-            f"multiple of {2 * plan.sequence}; choose a device type whose plan has another sequence"
+            f"plan.sequence {plan.sequence}: each device holds two chunks of a sequence, and sequence_length "
+            f"{recipe.sequence_length} is no multiple of {2 * plan.sequence}; choose another device type"
         )
-    if reduction == "invariant":
+    if recipe.reduction == "invariant":
         raise ConfigurationError(
             f"plan.sequence {plan.sequence}: reduction invariant keeps each instance on one device; "
             f"use at most global_batch {plan.global_batch} devices, or reduction fast"

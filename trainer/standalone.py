@@ -15,7 +15,7 @@ from trainer.errors import ConfigurationError
 from trainer.evaluation_settings import expand, parse_sets
 from trainer.freezing import freeze
 from trainer.hardware import device_type
-from trainer.plan import Plan, split_batch
+from trainer.plan import Plan, sequence_factors, split_batch
 from trainer.recipe import Recipe
 from trainer.rundir.records import AttemptSpec
 from trainer.rundir.rundir import RunDirectory
@@ -32,13 +32,16 @@ def plan_here(recipe: Recipe, device: str) -> Plan:
             f"--device {device}: it has {kind.processes} processes, and this command starts one; "
             "use cpu-1, cpu-2 or cpu-4, or `untildone run` for a gang"
         )
-    micro_batch, accumulation = split_batch(recipe.global_batch, kind.devices, MICRO_BATCH)
+    sequence = next(iter(sequence_factors(recipe, kind.devices, 1)), 1)
+    rows = kind.devices // sequence
+    micro_batch, accumulation = split_batch(recipe.global_batch, rows, MICRO_BATCH)
     return Plan(
         device_type=kind.name,
         processes=1,
         devices=kind.devices,
         global_batch=recipe.global_batch,
-        data_parallel=kind.devices,
+        data_parallel=rows,
+        sequence=sequence,
         micro_batch=micro_batch,
         accumulation=accumulation,
     )

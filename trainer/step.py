@@ -104,7 +104,7 @@ def make_train_step(
     the batch that arrived). A loss that is not finite leaves the whole state as it was, step included. A finite loss
     with a gradient norm that is not counts as skipped and is not remembered: it would blind the rule for 128 steps.
     """
-    require_sequence(plan, recipe.sequence_length, recipe.reduction)
+    require_sequence(plan, recipe)
     loss_and_grad = _loss_and_grad(recipe, plan, mesh)
     optimizer = recipe.optimizer
 

@@ -320,7 +320,7 @@ def read_orders(rundir: RunDirectory, environment: GangEnvironment) -> tuple[Att
             f"UNTILDONE_PROCESS_COUNT is {environment.process_count}, but the plan of attempt {environment.attempt} "
             f"({spec.plan.device_type}) has {spec.plan.processes} processes"
         )
-    require_sequence(spec.plan, stored.recipe.sequence_length, stored.recipe.reduction)
+    require_sequence(spec.plan, stored.recipe)
     return spec, stored.recipe
 
 

@@ -52,7 +52,9 @@ def test_the_planner_knows_every_policy_that_a_plan_can_name() -> None:
 
 
 def test_recomputing_comes_last_and_more_passes_before_it() -> None:
-    tried = [(c.plan.micro_batch, c.policy.recomputed) for c in candidates(SEVEN_B, KIND, 1)]
+    found = list(candidates(SEVEN_B, KIND, 1))
+    assert [c.plan.sequence for c in found] == sorted(c.plan.sequence for c in found)
+    tried = [(c.plan.micro_batch, c.policy.recomputed) for c in found if c.plan.sequence == 1]
     assert tried[:3] == [(4, NONE.recomputed), (2, NONE.recomputed), (1, NONE.recomputed)]
     assert [share for _, share in tried] == sorted(share for _, share in tried)
 
@@ -125,8 +127,7 @@ def test_a_policy_never_compiled_has_a_wider_margin() -> None:
             "tpu7x-4x4x12",
             ("384 devices", "remainder 128", "67% of the work would count", "not built", "tpu7x-4x4x8 (256"),
         ),
-        ("tpu7x-8x8x8", ("smaller than 1024", "50% of the slice", "not built", "tpu7x-4x8x8 (512 devices)")),
-        ("v5p-8x8x12", ("768 devices", "smaller than 768", "67% of the slice", "not built")),
+        ("v5p-8x8x12", ("768 devices", "smaller than 768", "sequences of 8192 tokens", "v5p-8x8x8 (512 devices)")),
     ],
 )
 def test_what_does_not_divide_is_refused_with_what_it_would_cost(device: str, words: tuple[str, ...]) -> None:
@@ -137,11 +138,27 @@ def test_what_does_not_divide_is_refused_with_what_it_would_cost(device: str, wo
 
 
 def test_what_fits_nowhere_says_what_is_missing() -> None:
-    long = override(SEVEN_B, {"sequence_length": 2**22})
-    with pytest.raises(
-        ConfigurationError, match="no slice of tpu7x would do: one sequence is not divided over devices"
-    ):
+    """Four million tokens, of which no two devices can have whole tiles."""
+    long = override(SEVEN_B, {"sequence_length": 128 * 32769})
+    with pytest.raises(ConfigurationError, match="no slice of tpu7x would do: a shorter sequence_length"):
         choose(long, KIND)
+
+
+def test_a_sequence_that_fits_on_no_device_is_shared() -> None:
+    plan = choose(override(SEVEN_B, {"sequence_length": 2**20}), KIND).plan
+    assert plan.sequence > 1
+    assert plan.data_parallel * plan.micro_batch * plan.accumulation == SEVEN_B.global_batch
+
+
+def test_what_devices_share_is_in_the_table(tmp_path: Path) -> None:
+    """As much memory as for a sequence of half the length; no row of another division is taken for it."""
+    half = replace(row(1, NONE.name, 50.0), sequence=2)
+    assert half.tokens.sequence_length == SEVEN_B.sequence_length // 2
+    plan = next(c.plan for c in candidates(SEVEN_B, KIND, 1) if c.plan.sequence == 2)
+    assert not replace(half, sequence=1, micro_batch=plan.micro_batch, accumulation=plan.accumulation).is_for(plan)
+    assert replace(half, micro_batch=plan.micro_batch, accumulation=plan.accumulation).is_for(plan)
+    table.write(tmp_path / "plans.json", [half])
+    assert table.read(tmp_path / "plans.json") == (half,)
 
 
 def test_recipes_that_differ_in_rates_and_files_cost_the_same() -> None:
@@ -161,7 +178,7 @@ def test_the_committed_table_is_read_back_as_it_was_written(tmp_path: Path) -> N
 def test_every_row_that_the_planner_takes_fits() -> None:
     for r in table.rows():
         assert r.fits == (r.peak_gib is not None and r.peak_gib <= r.limit_gib), r
-        assert r.micro_batch * r.accumulation * r.devices == load(r.recipe).global_batch
+        assert r.micro_batch * r.accumulation * r.devices == load(r.recipe).global_batch * r.sequence
 
 
 def test_the_page_of_plans_is_the_generated_one() -> None:

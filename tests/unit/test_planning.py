@@ -8,6 +8,7 @@ from orchestrator.planning import ladder, make_plan, settings
 from tests.support.world import run_of, tiny_recipe
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type, device_types
+from trainer.preflight.choice import factors
 from trainer.recipe import Recipe, load
 from trainer.settings import InitFrom
 
@@ -33,13 +34,15 @@ def test_fewer_devices_mean_more_accumulation_and_the_same_micro_batch() -> None
 )
 def test_a_plan_is_exact_or_refused_with_device_types_that_fit(name: str, slices: int) -> None:
     devices = device_type(name).devices * slices
-    if TINY.global_batch % devices:
+    if not factors(TINY, device_type(name), slices):
+        assert TINY.global_batch % devices
         with pytest.raises(ConfigurationError, match="these fit"):
             make_plan(TINY, name, slices)
         return
     plan = make_plan(TINY, name, slices)
-    assert plan.devices * plan.micro_batch * plan.accumulation == TINY.global_batch
-    assert plan.devices == plan.data_parallel == devices
+    assert plan.data_parallel * plan.micro_batch * plan.accumulation == TINY.global_batch
+    assert plan.devices == plan.data_parallel * plan.sequence == devices
+    assert (plan.sequence == 1) == (TINY.global_batch % devices == 0)
     assert plan.processes == device_type(name).processes * slices
 
 
@@ -54,6 +57,19 @@ def test_per_device_batches_of_the_seven_b_model() -> None:
         assert make_plan(SEVEN_B, name).per_device_batch == per_device
 
 
+def test_more_devices_than_instances_share_the_sequences() -> None:
+    plan = make_plan(SEVEN_B, "tpu7x-8x8x8")
+    assert (plan.data_parallel, plan.sequence, plan.per_device_batch) == (512, 2, 1)
+    four = TINY.model_copy(update={"global_batch": 4})
+    plan = make_plan(four, "cpu-8")
+    assert (plan.data_parallel, plan.sequence, plan.micro_batch, plan.accumulation) == (4, 2, 1, 1)
+    assert make_plan(four, "cpu-4").sequence == 1
+    stage_3: Recipe = load("olmo3_7b_stage3")
+    plan = make_plan(stage_3, "tpu7x-4x4x8")
+    assert plan.data_parallel * plan.sequence == 256
+    assert plan.sequence >= 4
+
+
 def test_a_model_that_does_not_fit_at_all_is_refused() -> None:
     message = refused(SEVEN_B, "v5e-1x1")
     assert "spec.ladder[0].deviceType 'v5e-1x1'" in message
@@ -64,7 +80,10 @@ def test_a_batch_that_cannot_be_exact_names_arithmetic_and_alternatives() -> Non
     message = refused(SEVEN_B, "v5p-4x4x12")
     for word in ("spec.ladder[0].deviceType", "192 devices", "512 ÷ 192", "remainder 128", "v5p-4x4x8 (128 devices)"):
         assert word in message, message
-    assert "smaller than 1024" in refused(SEVEN_B, "tpu7x-8x8x8")
+    short = SEVEN_B.model_copy(update={"sequence_length": 384})
+    assert "smaller than 1024: no division of sequences of 384 tokens" in refused(short, "tpu7x-8x8x8")
+    invariant = SEVEN_B.model_copy(update={"reduction": "invariant"})
+    assert "smaller than 1024: reduction invariant keeps" in refused(invariant, "tpu7x-8x8x8")
     several = refused(TINY, "cpu-4", 3)
     assert "3 × cpu-4 has 12 devices" in several
     assert "cpu-8 (8 devices)" in several

@@ -107,12 +107,16 @@ def test_a_plan_s_devices_are_its_rows_times_those_that_share_them() -> None:
 
 
 def test_factors_are_those_that_make_the_batch_exact() -> None:
-    assert sequence_factors(512, 1024, 128, 8192, 128) == [2, 4, 8, 16, 32]
-    assert sequence_factors(512, 768, 96, 8192) == []  # 3 does not divide 8192
-    assert sequence_factors(64, 128, 32, 65536, 128)[0] == 2
-    assert sequence_factors(4, 8, 1, 24) == [2, 4]
-    assert sequence_factors(4, 8, 4, 24) == [2, 4]
-    assert sequence_factors(12, 12, 4, 24) == [1, 3, 6, 12]  # 3 devices a process: 2 or 4 would cut rows in the middle
+    def factors(batch: int, length: int, devices: int, processes: int, multiple: int = 1) -> list[int]:
+        recipe = PLAIN.model_copy(update={"global_batch": batch, "sequence_length": length})
+        return sequence_factors(recipe, devices, processes, multiple)
+
+    assert factors(512, 8192, 1024, 256, 128) == [2, 4, 8, 16, 32]
+    assert factors(512, 8192, 768, 192) == []  # 3 does not divide 8192
+    assert factors(64, 65536, 128, 32, 128)[0] == 2
+    assert factors(4, 24, 8, 1) == factors(4, 24, 8, 4) == [2, 4]
+    assert factors(12, 24, 12, 4) == [1, 3, 6, 12]  # 3 devices a process: 2 or 4 would cut rows in the middle
+    assert sequence_factors(PLAIN.model_copy(update={"reduction": "invariant"}), 8, 1) == []
 
 
 def test_what_cannot_be_shared_is_refused_before_anything_is_compiled() -> None:

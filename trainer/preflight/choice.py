@@ -5,12 +5,13 @@ What has been compiled is known; where nothing has, the memory model decides, wi
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Literal
 
 from trainer.errors import ConfigurationError
 from trainer.hardware import DeviceType, device_types
-from trainer.plan import Plan
+from trainer.plan import Plan, sequence_factors
 from trainer.preflight import table
 from trainer.preflight.memory import MemoryModel, shape_of
 from trainer.preflight.plans import plan_of
@@ -18,6 +19,7 @@ from trainer.preflight.policies import POLICIES, Policy
 from trainer.recipe import Recipe
 
 SUGGESTIONS = 4
+TILE = 128  # tokens, the least of trainer.flash_blocks
 
 
 @dataclass(frozen=True)
@@ -41,18 +43,21 @@ class Choice:
 
 
 def candidates(recipe: Recipe, kind: DeviceType, slices: int, model: MemoryModel | None = None) -> Iterator[Candidate]:
-    """Exact plans, best first: nothing computed twice before anything is, then the fewest passes.
+    """Exact plans, best first: sequences on as few devices as possible, nothing computed twice before anything is, then
+    the fewest passes.
 
-    A micro-batch less costs one more gather of the weights, which runs beside the products; recomputing costs FLOPs.
-    With `reduction: invariant` a larger micro-batch than one would need whole gradients (trainer.step).
+    Devices that share a sequence exchange its keys and values in every layer, as many bytes for each whatever their
+    number; a micro-batch less costs one more gather of the weights, which runs beside the products; recomputing costs
+    FLOPs. With `reduction: invariant` a larger micro-batch than one would need whole gradients (trainer.step).
     """
     model = table.memory_model() if model is None else model
-    per_device, shape = recipe.global_batch // (kind.devices * slices), shape_of(recipe)
-    largest = 1 if recipe.reduction == "invariant" else per_device
-    for policy in sorted(POLICIES, key=lambda p: p.recomputed):
-        for micro_batch in range(largest, 0, -1):
+    for sequence in factors(recipe, kind, slices):
+        per_device = recipe.global_batch * sequence // (kind.devices * slices)
+        shape = replace(shape_of(recipe), sequence_length=recipe.sequence_length // sequence)
+        largest = 1 if recipe.reduction == "invariant" else per_device
+        for policy, micro_batch in product(sorted(POLICIES, key=lambda p: p.recomputed), range(largest, 0, -1)):
             if per_device % micro_batch == 0:
-                plan = plan_of(recipe, kind, slices, micro_batch, policy.name)
+                plan = plan_of(recipe, kind, slices, micro_batch, policy.name, sequence)
                 predicted = model.predict(shape, plan.devices, micro_batch, plan.accumulation, policy)
                 yield Candidate(plan, policy, predicted, model.margin(predicted, policy))
 
@@ -78,8 +83,10 @@ def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[ta
         if rows[candidate.plan] is None and fits:
             return Choice(candidate.plan, candidate.predicted_gib, "estimated", None)
     least = min(tried, key=lambda c: c.predicted_gib)
+    shared = least.plan.sequence
+    per = "per device" if shared == 1 else f"on {shared} devices"
     raise ConfigurationError(
-        f"deviceType {kind.name!r}: one instance of {recipe.sequence_length:,} tokens per device needs about "
+        f"deviceType {kind.name!r}: one instance of {recipe.sequence_length:,} tokens {per} needs about "
         f"{least.predicted_gib:.0f} GiB with remat {least.policy.name}, and {kind.name} has {kind.hbm_gib_per_device} GiB "
         f"per device; {_larger(recipe, kind, model)}"
     )
@@ -89,47 +96,55 @@ def _larger(recipe: Recipe, kind: DeviceType, model: MemoryModel) -> str:
     """What of the same family would do, by the memory model."""
     found = []
     for other in device_types(kind.family):
-        if recipe.global_batch % other.devices == 0 and other.devices > kind.devices:
+        if factors(recipe, other, 1) and other.devices > kind.devices:
             assert other.hbm_gib_per_device is not None
             every = candidates(recipe, other, 1, model)
             if any(c.predicted_gib + c.margin_gib <= other.hbm_gib_per_device for c in every):
                 found.append(f"{other.name} ({other.devices} devices)")
     if found:
         return f"of {kind.family}, these should do: {', '.join(found[:SUGGESTIONS])}"
-    return (
-        f"no slice of {kind.family} would do: one sequence is not divided over devices yet, so a shorter sequence_length "
-        "or a family with more memory per device is needed"
-    )
+    return f"no slice of {kind.family} would do: a shorter sequence_length or a family with more memory per device is needed"
+
+
+def factors(recipe: Recipe, kind: DeviceType, slices: int) -> list[int]:
+    """Over how many devices each sequence can be divided so that the batch is exact, fewest first; 1 is not at all.
+
+    On a TPU a device's chunks are whole tiles of the attention kernels.
+    """
+    return sequence_factors(recipe, kind.devices * slices, kind.processes * slices, 1 if kind.family == "cpu" else TILE)
 
 
 def refuse_inexact(recipe: Recipe, kind: DeviceType, slices: int) -> None:
-    """Raises ConfigurationError, with the efficiency that a way out would cost, when the batch does not divide."""
-    batch, devices = recipe.global_batch, kind.devices * slices
-    if batch % devices == 0:
+    """Raises ConfigurationError, with the efficiency that a way out would cost, when the batch cannot be exact."""
+    if factors(recipe, kind, slices):
         return
+    batch, devices = recipe.global_batch, kind.devices * slices
     has = f"{slices} × {kind.name} has {devices} devices" if slices > 1 else f"{kind.name} has {devices} devices"
     if devices > batch:
-        what = (
-            f"global_batch {batch} is smaller than {devices}: an instance would have to be divided over devices, which is "
-            f"not built; idle devices would leave {batch / devices:.0%} of the slice at work"
-        )
+        what = f"global_batch {batch} is smaller than {devices}: {_undivided(recipe)}"
     else:
         rows = math.ceil(batch / devices)
         what = (
             f"global_batch {batch} ÷ {devices} = {batch // devices} remainder {batch % devices}: filled up with instances "
             f"of weight zero to {rows} per device, {batch / (rows * devices):.0%} of the work would count; that is not built"
         )
-    near = sorted(_exact(batch, kind), key=lambda n: (abs(n[0] - devices), n[0], n[2]))[:SUGGESTIONS]
+    near = sorted(_exact(recipe, kind), key=lambda n: (abs(n[0] - devices), n[0], n[2]))[:SUGGESTIONS]
     names = [f"{name} ({count} devices)" if n == 1 else f"{n} × {name} ({count} devices)" for count, name, n in near]
     hint = f"of {kind.family}, these fit: {', '.join(names)}" if names else f"no slice of {kind.family} fits"
     raise ConfigurationError(f"deviceType {kind.name!r}: {has}, and {what}; {hint}")
 
 
-def _exact(batch: int, kind: DeviceType) -> Iterator[tuple[int, str, int]]:
-    """(devices, name, slices) of the same family that divide the batch; several slices of `kind` among them."""
+def _undivided(recipe: Recipe) -> str:
+    if recipe.reduction == "invariant":
+        return "reduction invariant keeps each instance on one device"
+    return f"no division of sequences of {recipe.sequence_length} tokens over devices makes it exact"
+
+
+def _exact(recipe: Recipe, kind: DeviceType) -> Iterator[tuple[int, str, int]]:
+    """(devices, name, slices) of the same family for which the batch is exact; several slices of `kind` among them."""
     for other in device_types(kind.family):
-        if batch % other.devices == 0:
+        if factors(recipe, other, 1):
             yield other.devices, other.name, 1
-    for n in range(2, batch // kind.devices + 1):
-        if batch % (kind.devices * n) == 0:
+    for n in range(2, recipe.global_batch // kind.devices + 1):
+        if factors(recipe, kind, n):
             yield kind.devices * n, kind.name, n

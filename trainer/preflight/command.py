@@ -12,6 +12,7 @@ import click
 @click.option("--device", required=True, metavar="TYPE", help="for example tpu7x-4x4x4 or v5p-4x4x8")
 @click.option("--slices", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--micro-batch", type=click.IntRange(min=1), help="instances per device; default: what the planner takes")
+@click.option("--sequence", type=click.IntRange(min=1), help="devices that share a sequence; default: the fewest")
 @click.option("--remat", help="what the backward pass computes again; default: what the planner takes")
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="override a recipe field; dotted")
 @click.option("--xla", multiple=True, metavar="NAME=VALUE", help="an option of the compiler, for an experiment")
@@ -26,6 +27,7 @@ def preflight(
     device: str,
     slices: int,
     micro_batch: int | None,
+    sequence: int | None,
     remat: str | None,
     overrides: tuple[str, ...],
     xla: tuple[str, ...],
@@ -39,7 +41,8 @@ def preflight(
     Needs libtpu and no TPU; a 7B step takes minutes and about 5 GiB. Ends with 0 when it fits, else with 1.
     """
     from trainer.hardware import device_type
-    from trainer.preflight.choice import choose, refuse_inexact
+    from trainer.plan import require_sequence
+    from trainer.preflight.choice import choose, factors, refuse_inexact
     from trainer.preflight.plans import plan_of
     from trainer.preflight.preflight import check
     from trainer.preflight.preflight import preflight as run
@@ -54,7 +57,9 @@ def preflight(
     if micro_batch is None or remat is None:
         chosen = choose(loaded, kind, slices).plan
         micro_batch, remat = micro_batch or chosen.micro_batch, remat or chosen.remat
-    plan = plan_of(loaded, kind, slices, micro_batch, remat)
+        sequence = sequence or chosen.sequence
+    plan = plan_of(loaded, kind, slices, micro_batch, remat, sequence or factors(loaded, kind, slices)[0])
+    require_sequence(plan, loaded)
     if sys.stderr.isatty():
         click.echo(f"compiling {loaded.name} for {device} …", err=True)
     report = run(loaded, plan, options, keep, fresh, timeout)

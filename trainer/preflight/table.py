@@ -6,7 +6,7 @@ One row per compiled program, those that did not fit included: they are what the
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class Row:
     compile_seconds: float
     versions: dict[str, str]
     shape: dict[str, int]
+    sequence: int = 1
     reason: str = ""
     model_flops: int | None = None
     executed_over_model: float | None = None
@@ -54,8 +55,15 @@ class Row:
 
     def is_for(self, plan: Plan) -> bool:
         """Whether it is of this plan; the recipe is another matter."""
-        mine = (self.device_type, self.slices, self.micro_batch, self.accumulation, self.remat)
-        return mine == (plan.device_type, plan.slices, plan.micro_batch, plan.accumulation, plan.remat)
+        mine = (self.device_type, self.slices, self.sequence, self.micro_batch, self.accumulation, self.remat)
+        given = (plan.device_type, plan.slices, plan.sequence, plan.micro_batch, plan.accumulation, plan.remat)
+        return mine == given
+
+    @property
+    def tokens(self) -> Shape:
+        """What decides the memory, with as many tokens as a device has of an instance."""
+        shape = Shape(**self.shape)
+        return replace(shape, sequence_length=shape.sequence_length // self.sequence)
 
 
 def cost_key(recipe: Recipe) -> str:
@@ -89,6 +97,7 @@ def row_of(recipe: Recipe, report: Report) -> Row:
         device_type=plan["device_type"],
         slices=plan["slices"],
         devices=plan["devices"],
+        sequence=plan["sequence"],
         micro_batch=plan["micro_batch"],
         accumulation=plan["accumulation"],
         remat=plan["remat"],
@@ -126,9 +135,11 @@ def write(path: Path, kept: Sequence[Row]) -> None:
 
 
 def _filled(row: Row) -> dict[str, Any]:
-    return {name: value for name, value in asdict(row).items() if value not in (None, "", {})} | {
-        "peak_gib": row.peak_gib
-    }
+    return {
+        name: value
+        for name, value in asdict(row).items()
+        if value not in (None, "", {}) and (name, value) != ("sequence", 1)
+    } | {"peak_gib": row.peak_gib}
 
 
 def of_recipe(recipe: Recipe, known: Sequence[Row] | None = None) -> tuple[Row, ...]:
@@ -141,7 +152,7 @@ def fitted(known: Sequence[Row]) -> MemoryModel:
     """The memory model of these rows. Those of policies that exist no more teach nothing."""
     by_name = {p.name: p for p in POLICIES}
     return fit(
-        point(Shape(**row.shape), row.devices, row.micro_batch, row.accumulation, by_name[row.remat], row.peak_gib)
+        point(row.tokens, row.devices, row.micro_batch, row.accumulation, by_name[row.remat], row.peak_gib)
         for row in known
         if row.peak_gib is not None and row.remat in by_name
     )
