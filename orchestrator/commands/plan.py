@@ -92,7 +92,7 @@ def _show(rows: Sequence["PlanRow"], recipe: "Recipe", steps: int, file: Path, l
         f" {steps:,} steps, on any hardware"
     )
     click.echo(columns(HEADER, [_cells(row, ladder_of_file) for row in rows]))
-    click.echo(f"BATCH: micro-batch × accumulation × data-parallel devices = {recipe.global_batch:,}")
+    click.echo(f"BATCH: micro-batch × accumulation × fsdp devices = {recipe.global_batch:,}")
     if any(row.step_seconds_estimate is not None for row in rows):
         click.echo(
             f"STEP and what follows from it: estimates, cycles of the compiled program ÷ {REACHED:.2f}; none was measured."
@@ -143,7 +143,7 @@ def _compiled(rung: "Rung", row: "PlanRow", recipe: "Recipe") -> "Row | None":
         file.flush()
         done = trainer_process.call(
             "preflight", "--recipe", file.name, "--device", plan.device_type, "--slices", str(plan.slices),
-            "--micro-batch", str(plan.micro_batch), "--remat", plan.remat, "--json",
+            "--micro-batch", str(plan.micro_batch), "--sequence", str(plan.sequence), "--remat", plan.remat, "--json",
         )  # fmt: skip
     if done.returncode not in (0, 1) or not done.stdout.strip():
         raise trainer_process.failure(done)

@@ -158,7 +158,7 @@ def test_plan_shows_the_arithmetic(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["plan", "-f", str(file)]) == Exit.DONE
     out = capsys.readouterr().out
     assert re.search(r"^0 +cpu-8 +fsdp=8 +64×1×8 +none", out, re.MULTILINE)
-    assert "micro-batch × accumulation × data-parallel devices = 512" in out
+    assert "micro-batch × accumulation × fsdp devices = 512" in out
     assert main(["plan", "-f", str(file), "--json"]) == Exit.DONE
     body = json.loads(capsys.readouterr().out)
     assert (body["apiVersion"], body["kind"]) == ("untildone.dev/v1alpha1", "Plan")

@@ -82,7 +82,7 @@ def _entry(entry: Entry) -> Iterator[str]:
     assert row.step_seconds_floor is not None and row.peak_gib is not None
     recipe = load(entry.recipe)
     tokens = recipe.global_batch * recipe.sequence_length / row.step_seconds_floor
-    batch = f"{row.micro_batch} × {row.accumulation} × {row.devices:,}"
+    batch = f"{row.micro_batch} × {row.accumulation} × {row.devices // row.sequence:,}"
     yield (
         f"| {name} | {devices} | {batch} | {row.remat} | {row.peak_gib:.1f} of {row.limit_gib} | {row.executed_over_model:.3f} |"
         f" {row.mfu_ceiling:.1%} | {row.step_seconds_floor:.2f} s | {tokens / 1e6:.2f} M |"
@@ -110,6 +110,6 @@ def _refused() -> Iterator[str]:
     yield "|" + "---|" * 7
     for row in found:
         slices = f"{row.slices} × " if row.slices > 1 else ""
-        batch = f"{row.micro_batch} × {row.accumulation} × {row.devices:,}"
+        batch = f"{row.micro_batch} × {row.accumulation} × {row.devices // row.sequence:,}"
         needs = "?" if row.peak_gib is None else f"{row.peak_gib:.1f}"
         yield f"| {row.recipe} | {slices}{row.device_type} | {batch} | {row.remat} | {row.verdict} | {needs} | {row.limit_gib} |"

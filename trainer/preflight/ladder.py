@@ -29,6 +29,5 @@ LADDER = (
     *(Entry("olmo3_7b_stage1", name) for name in (*TPU7X, *V5P)),
     *(Entry("olmo3_7b_stage1", name, 2) for name in ("tpu7x-4x4x4", "tpu7x-4x4x8", "v5p-4x4x8")),
     *(Entry("olmo3_7b_stage2", name) for name in ("tpu7x-4x4x4", "tpu7x-4x4x8", "v5p-4x4x4", "v5p-4x4x8")),
-    Entry("olmo3_7b_stage3", "tpu7x-2x4x4"),
-    Entry("olmo3_7b_stage3", "v5p-4x4x4"),
+    *(Entry("olmo3_7b_stage3", name) for name in ("tpu7x-4x4x4", "tpu7x-4x8x8", "v5p-4x4x4", "v5p-4x4x8")),
 )
