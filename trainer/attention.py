@@ -13,6 +13,9 @@ import numpy as np
 
 from trainer.rope import Rope, norm_rope
 
+# Names (jax.ad_checkpoint) of what an attention kernel keeps for its backward pass beside its inputs.
+KEPT_BY_ATTENTION = ("attention", "attention_sums")
+
 
 class Attention(NamedTuple):
     """How attention is computed, from what the projections give: arrays [batch, length, heads · head_dim].
@@ -24,6 +27,7 @@ class Attention(NamedTuple):
 
     norm_rope: Callable[[jax.Array, jax.Array, Rope, int, float], jax.Array]
     attention: Callable[[jax.Array, jax.Array, jax.Array, jax.Array | None, int, int], jax.Array]
+    turn_again: bool = False  # the backward pass norms and turns again instead of keeping q and k as they come out
     devices: int = 1
     part: Callable[[Any, int], Any] = lambda x, axis: x
 

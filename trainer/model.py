@@ -5,6 +5,7 @@ full projection before the split into heads, three windowed layers to one full, 
 no biases. Nothing here knows about devices: whoever runs the model on several passes `Weights` that fetch parameters.
 """
 
+import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from trainer.attention import PLAIN, Attention
+from trainer.attention import KEPT_BY_ATTENTION, PLAIN, Attention
 from trainer.loss import head_loss
 from trainer.norm import rms_norm
 from trainer.recipe import Model
@@ -247,8 +248,21 @@ def layer(
         return weights.matmul(x, {name: w[name] for name in names})
 
     q, k, v = matmul(x, "wq", "wk", "wv")
-    norms = weights.get("q_norm", w["q_norm"]), weights.get("k_norm", w["k_norm"])
-    context = weights.attend(q, k, v, norms, rope, documents, model.head_dim, window, eps)
+    q_norm, k_norm = (weights.get(name, w[name]) for name in ("q_norm", "k_norm"))
+
+    def attended(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        # 1/√head_dim goes into q's rotation, in float32: multiplied in afterwards, it would round q once more.
+        cos, sin = rope
+        scaled = cos / math.sqrt(model.head_dim), sin / math.sqrt(model.head_dim)
+        q = weights.attend.norm_rope(q, q_norm, scaled, model.head_dim, eps)
+        k = weights.attend.norm_rope(k, k_norm, rope, model.head_dim, eps)
+        return weights.attend.attention(q, k, v, documents, model.head_dim, window)
+
+    if weights.attend.turn_again:
+        # The barriers against common subexpressions are not needed in a scan, whose two passes are two loops.
+        kept = jax.checkpoint_policies.save_only_these_names(*KEPT_BY_ATTENTION)
+        attended = jax.checkpoint(attended, policy=kept, prevent_cse=False)
+    context = attended(q, k, v)
     x = x + norm(matmul(context, "wo")[0], "attention_norm")
     gate, up = matmul(x, "w_gate", "w_up")
     down = weights.matmul_of(swiglu, (gate, up), {"w_down": w["w_down"]})[0]
