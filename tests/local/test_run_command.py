@@ -58,7 +58,8 @@ def test_leave_come_back_and_come_back_when_it_is_done(tmp_path: Path) -> None:
     deadline = time.monotonic() + 120
     while not cluster.pids(gang.name) and time.monotonic() < deadline:
         time.sleep(0.1)
-    time.sleep(1)  # it has set its signal handlers by now, whatever it does
+    assert process.stdout is not None
+    process.stdout.readline()  # it says something: it has set its signal handlers
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 130
