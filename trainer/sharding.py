@@ -21,6 +21,7 @@ from trainer.plan import Plan
 from trainer.recipe import Model
 from trainer.reduction import sum_to_shards
 from trainer.splash import attention_for
+from trainer.torus import planes
 
 AXIS = "fsdp"  # of the batch's rows
 REFETCH_BYTES = 2**28  # layers whose gathered weights are together larger than this are gathered again in backward
@@ -144,10 +145,15 @@ def sharded_weights(
     if mesh.size == 1:
         return isolated(Weights(dtype, attend=attend)) if invariant else Weights(dtype, attend=attend)
     dims = {name: sharded_dim(spec, mesh.size) for name, spec in param_specs(model).items()}
+    torus = planes(list(mesh.devices.flat), AXIS) if axes == AXIS else None
 
     def fetch(name: str, value: jax.Array) -> jax.Array:
         dim = dims[name]
-        return value if dim is None else jax.lax.all_gather(value, axes, axis=value.ndim + dim, tiled=True)
+        if dim is None:
+            return value
+        if torus is not None:
+            return torus.all_gather(value, value.ndim + dim)
+        return jax.lax.all_gather(value, axes, axis=value.ndim + dim, tiled=True)
 
     def reduce(name: str, gradient: jax.Array) -> jax.Array:
         dim = dims[name]
@@ -155,6 +161,8 @@ def sharded_weights(
             return gradient
         if invariant:
             return sum_to_shards(gradient, AXIS, mesh.size, gradient.ndim + dim)
+        if torus is not None:
+            return torus.psum_scatter(gradient, gradient.ndim + dim)
         return jax.lax.psum_scatter(gradient, axes, scatter_dimension=gradient.ndim + dim, tiled=True)
 
     layers = [math.prod(spec.shape) for spec in param_specs(model).values() if spec.axes[0] == "layer"]

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from trainer import sequence
+from trainer import sequence, xla_flags
 from trainer.digest import data_hash, ids_hash
 from trainer.model import Params, Weights, init_params, next_token_loss, param_specs
 from trainer.optimizer import Window, adamw, append, clip_coefficient, empty_window, is_spike
@@ -125,7 +125,11 @@ def make_train_step(
 
     state_at, same = state_shardings(recipe, mesh), replicated(mesh)
     return jax.jit(
-        train_step, donate_argnums=0, in_shardings=(state_at, batch_shardings(mesh)), out_shardings=(state_at, same)
+        train_step,
+        donate_argnums=0,
+        in_shardings=(state_at, batch_shardings(mesh)),
+        out_shardings=(state_at, same),
+        compiler_options=xla_flags.options(mesh),
     )
 
 
@@ -293,4 +297,5 @@ def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
         return {"ce_sum": ce, "count": count}
 
     shardings = (param_shardings(model, mesh), batch_shardings(mesh))
-    return jax.jit(eval_step, in_shardings=shardings, out_shardings=replicated(mesh))
+    options = xla_flags.options(mesh)
+    return jax.jit(eval_step, in_shardings=shardings, out_shardings=replicated(mesh), compiler_options=options)
