@@ -7,15 +7,17 @@ are five matrix products per tile and no partial sums in HBM.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from trainer.flash_blocks import Kind, Run, Visits, sizes, visits
+from trainer.attention import KEPT_BY_ATTENTION
+from trainer.flash_blocks import Kind, Run, Visits, divided_visits, sizes, visits
 
 LANES, SUBLANES = 128, 8
 MASKED = -0.7 * float(np.finfo(np.float32).max)  # finite, so that a difference of two is 0 and not nan
@@ -24,12 +26,22 @@ MAX_ELEMENTS = 2**21  # length · head_dim of the backward kernel: 20 bytes each
 NT, NN, TN = (((1,), (1,)), ((), ())), (((1,), (0,)), ((), ())), (((0,), (0,)), ((), ()))
 
 
+class Division(NamedTuple):
+    """Where queries and keys are in their sequence, when devices along the mesh's `axis` share it: in numbers of chunks."""
+
+    axis: str
+    queries: tuple[tuple[int, ...], ...]  # per device, in the order in which they lie
+    keys: tuple[int, ...]  # on every device
+
+
+Documents = tuple[jax.Array, jax.Array] | None  # int32 [batch, length] of the queries and of the keys
+
+
 def fits(length: int, head_dim: int) -> bool:
     """Whether the kernels exist for this shape."""
     return sizes(length) is not None and head_dim % LANES == 0 and length * head_dim <= MAX_ELEMENTS
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def flash_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None, head_dim: int, window: int
 ) -> jax.Array:
@@ -37,7 +49,35 @@ def flash_attention(
 
     k, v [batch, length, kv_heads · head_dim]; documents int32 [batch, length] or None. Returns q's shape and dtype.
     """
-    return _forward(q, k, v, documents, head_dim, window)[0]
+    return flash(q, k, v, None if documents is None else (documents, documents), head_dim, window, None)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def flash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    documents: Documents,
+    head_dim: int,
+    window: int,
+    division: Division | None,
+) -> jax.Array:
+    """`flash_attention` of some queries with all keys of their sequence, inside a shard_map where it is divided."""
+    return _forward(q, k, v, documents, head_dim, window, division)[0]
+
+
+def _steps(q: jax.Array, window: int, by_keys: bool, division: Division | None) -> Visits:
+    if division is None:
+        return visits(q.shape[1], window, by_keys)
+    queries, keys = np.asarray(division.queries), np.asarray(division.keys)
+    return divided_visits(queries, keys, q.shape[1] // queries.shape[1], window, by_keys)
+
+
+def _mine(tables: list[np.ndarray], division: Division | None) -> list[Any]:
+    """Of each table what this device goes by."""
+    if division is None:
+        return list(tables)
+    return [jnp.asarray(table)[jax.lax.axis_index(division.axis)] for table in tables]
 
 
 def _dot(a: jax.Array, b: jax.Array, dims: Any) -> jax.Array:
@@ -166,21 +206,27 @@ def _cost(products: int, steps: Visits, batch: int, heads: int, head_dim: int, a
     )
 
 
-def _document_operands(documents: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Along the sublanes [batch, length, LANES] and along the lanes [batch, SUBLANES, length]."""
-    assert documents is not None
-    batch, length = documents.shape
-    down = jnp.broadcast_to(documents[:, :, None], (batch, length, LANES))
-    return down, jnp.broadcast_to(documents[:, None, :], (batch, SUBLANES, length))
+def _document_operands(down: jax.Array, along: jax.Array) -> list[jax.Array]:
+    """`down` along the sublanes [batch, length, LANES], `along` along the lanes [batch, SUBLANES, length]."""
+    return [
+        jnp.broadcast_to(down[:, :, None], (*down.shape, LANES)),
+        jnp.broadcast_to(along[:, None, :], (along.shape[0], SUBLANES, along.shape[1])),
+    ]
 
 
 def _forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None, head_dim: int, window: int
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    documents: Documents,
+    head_dim: int,
+    window: int,
+    division: Division | None,
 ) -> tuple[jax.Array, jax.Array]:
     """The attention, and the log of each query's sum of exponentials, f32 [batch, heads, 1, length]."""
     batch, length, width = q.shape
     heads, group = width // head_dim, width // k.shape[2]
-    steps = visits(length, window, by_keys=False)
+    steps = _steps(q, window, False, division)
     block = steps.block
     of_query = pl.BlockSpec((None, block, head_dim), lambda b, h, t, i, j, n: (b, i[t], h))
     of_key = pl.BlockSpec((None, block, head_dim), lambda b, h, t, i, j, n: (b, j[t], h // group))
@@ -190,7 +236,7 @@ def _forward(
             pl.BlockSpec((None, block, LANES), lambda b, h, t, i, j, n: (b, i[t], 0)),
             pl.BlockSpec((None, SUBLANES, block), lambda b, h, t, i, j, n: (b, 0, j[t])),
         ]
-        operands += _document_operands(documents)
+        operands += _document_operands(*documents)
     out = [
         jax.ShapeDtypeStruct(q.shape, q.dtype),
         jax.ShapeDtypeStruct((batch, heads, 1, length), jnp.float32),
@@ -199,7 +245,7 @@ def _forward(
         partial(_forward_kernel, steps, window),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            grid=(batch, heads, len(steps.kind)),
+            grid=(batch, heads, steps.kind.shape[-1]),
             in_specs=in_specs,
             out_specs=[
                 of_query,
@@ -216,21 +262,22 @@ def _forward(
         cost_estimate=_cost(2, steps, batch, heads, head_dim, [*operands, *out]),
         name="attention_forward",
     )
-    attended, lse = kernel(steps.queries, steps.keys, steps.kind, *operands)
+    attended, lse = kernel(*_mine([steps.queries, steps.keys, steps.kind], division), *operands)
     return attended, lse
 
 
-def _forward_rule(q, k, v, documents, head_dim, window):  # type: ignore[no-untyped-def]
-    out, lse = _forward(q, k, v, documents, head_dim, window)
+def _forward_rule(q, k, v, documents, head_dim, window, division):  # type: ignore[no-untyped-def]
+    made = _forward(q, k, v, documents, head_dim, window, division)
+    out, lse = (checkpoint_name(x, name) for x, name in zip(made, KEPT_BY_ATTENTION, strict=True))
     return out, (q, k, v, documents, out, lse)
 
 
-def _backward(head_dim, window, kept, g):  # type: ignore[no-untyped-def]
+def _backward(head_dim, window, division, kept, g):  # type: ignore[no-untyped-def]
     q, k, v, documents, out, lse = kept
     batch, length, width = q.shape
     heads, kv_heads = width // head_dim, k.shape[2] // head_dim
     group = heads // kv_heads
-    steps = visits(length, window, by_keys=True)
+    steps = _steps(q, window, True, division)
     block = steps.block
     firsts, needed = _first_visits(steps.queries)
     of_query = pl.BlockSpec((None, block, head_dim), lambda b, h, t, i, j, n, f, o: (b, i[t], h))
@@ -245,13 +292,13 @@ def _backward(head_dim, window, kept, g):  # type: ignore[no-untyped-def]
             pl.BlockSpec((None, SUBLANES, block), lambda b, h, t, i, j, n, f, o: (b, 0, i[t])),
             pl.BlockSpec((None, block, LANES), lambda b, h, t, i, j, n, f, o: (b, j[t], 0)),
         ]
-        operands += reversed(_document_operands(documents))
-    made = [jax.ShapeDtypeStruct(q.shape, x.dtype) for x in (q, k, v)]
+        operands += reversed(_document_operands(*reversed(documents)))
+    made = [jax.ShapeDtypeStruct((batch, x.shape[1], width), x.dtype) for x in (q, k, v)]
     kernel = pl.pallas_call(
         partial(_backward_kernel, steps, window),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
-            grid=(batch, heads, len(steps.kind)),
+            grid=(batch, heads, steps.kind.shape[-1]),
             in_specs=in_specs,
             out_specs=[whole, to_key, to_key],
             scratch_shapes=[
@@ -266,10 +313,11 @@ def _backward(head_dim, window, kept, g):  # type: ignore[no-untyped-def]
         cost_estimate=_cost(5, steps, batch, heads, head_dim, [*operands, *made]),
         name="attention_backward",
     )
-    dq, dk, dv = kernel(steps.queries, steps.keys, steps.kind, firsts, needed, *operands)
+    tables = _mine([steps.queries, steps.keys, steps.kind, firsts, needed], division)
+    dq, dk, dv = kernel(*tables, *operands)
     if group > 1:  # the query heads that read one key head
         dk, dv = (
-            jnp.sum(d.reshape(batch, length, kv_heads, group, head_dim), axis=3, dtype=jnp.float32)
+            jnp.sum(d.reshape(*k.shape[:2], kv_heads, group, head_dim), axis=3, dtype=jnp.float32)
             .astype(d.dtype)
             .reshape(k.shape)
             for d in (dk, dv)
@@ -278,14 +326,17 @@ def _backward(head_dim, window, kept, g):  # type: ignore[no-untyped-def]
 
 
 def _first_visits(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """int32 [steps]: whether a block comes for the first time; and the block that did so last, which need not be read again."""
-    seen: set[int] = set()
-    firsts, needed = [], []
-    for block in blocks.tolist():
-        firsts.append(int(block not in seen))
-        needed.append(block if block not in seen else needed[-1])
-        seen.add(block)
-    return np.asarray(firsts, np.int32), np.asarray(needed, np.int32)
+    """int32, of the shape of `blocks` [(devices,) steps]: whether a block comes for the first time; and the block that
+    did so last, which need not be read again.
+    """
+    firsts, needed = np.zeros_like(blocks), np.zeros_like(blocks)
+    for device in np.ndindex(blocks.shape[:-1]):
+        seen: set[int] = set()
+        for step, block in enumerate(blocks[device].tolist()):
+            firsts[*device, step] = block not in seen
+            needed[*device, step] = needed[*device, step - 1] if block in seen else block
+            seen.add(block)
+    return firsts, needed
 
 
-flash_attention.defvjp(_forward_rule, _backward)
+flash.defvjp(_forward_rule, _backward)

@@ -31,7 +31,9 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Visits:
-    """The steps of a grid: int32 [steps] each. `kind` indexes `kinds`."""
+    """The steps of a grid: int32 [steps] each, or [devices, steps]. `kind` indexes `kinds`; beyond them it is a step
+    that computes nothing.
+    """
 
     queries: np.ndarray  # block of queries
     keys: np.ndarray
@@ -42,9 +44,9 @@ class Visits:
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs that are computed, per head."""
-        tiles = [sum(run.stop - run.start for run in kind.rows) for kind in self.kinds]
-        return int(sum(tiles[k] for k in self.kind)) * self.tile**2
+        """Query-key pairs that are computed, per head; by the device with the most."""
+        tiles = np.array([*(sum(run.stop - run.start for run in kind.rows) for kind in self.kinds), 0])
+        return int(np.max(np.sum(tiles[self.kind], axis=-1))) * self.tile**2
 
 
 def sizes(length: int) -> tuple[int, int] | None:
@@ -64,17 +66,63 @@ def visits(length: int, window: int, by_keys: bool) -> Visits:
     chosen = sizes(length)
     assert chosen is not None, length
     block, tile = chosen
-    blocks = length // block
-    reach = length if window < 0 else window
-    found = [
-        (i, j) for i in range(blocks) for j in range(i + 1) if (i - j) * block - (block - 1) < reach
-    ]  # nearest pair of the two blocks
+    starts = np.arange(0, length, block)
+    found = _pairs(starts, starts, block, tile, length if window < 0 else window, by_keys)
+    kinds = tuple(dict.fromkeys(kind for _, _, kind in found))
+    queries, keys = np.asarray([step[:2] for step in found], np.int32).T
+    return Visits(queries, keys, np.asarray([kinds.index(k) for *_, k in found], np.int32), kinds, block, tile)
+
+
+def divided_visits(queries: np.ndarray, keys: np.ndarray, chunk: int, window: int, by_keys: bool) -> Visits:
+    """`visits` of devices that share a sequence, cut into chunks of `chunk` tokens: arrays [devices, steps].
+
+    `queries` int [devices, chunks of one device], `keys` int [chunks]: which chunks lie there, in their order. Devices
+    with less to do have steps that compute nothing; so has, `by_keys`, a block of keys that no query sees: something has
+    to write its gradient.
+    """
+    chosen = sizes(chunk)
+    assert chosen is not None, chunk
+    block, tile = chosen
+    within = np.arange(0, chunk, block)
+    reach = chunk * (1 + int(keys.max())) if window < 0 else window
+
+    def starts(chunks: np.ndarray) -> np.ndarray:
+        return (chunks[:, None] * chunk + within).reshape(-1)
+
+    all_steps = [_pairs(starts(held), starts(keys), block, tile, reach, by_keys) for held in queries]
     if by_keys:
-        found.sort(key=lambda pair: (pair[1], pair[0]))
-    of_step = [_kind((i - j) * block, block, tile, reach) for i, j in found]
-    kinds = tuple(dict.fromkeys(of_step))
-    queries, keys = np.asarray(found, np.int32).T
-    return Visits(queries, keys, np.asarray([kinds.index(k) for k in of_step], np.int32), kinds, block, tile)
+        all_steps = [_with_every_key(steps, len(keys) * len(within)) for steps in all_steps]
+    kinds = tuple(dict.fromkeys(kind for steps in all_steps for *_, kind in steps if kind is not None))
+    longest = max(len(steps) for steps in all_steps)
+    table = [
+        [(i, j, len(kinds) if kind is None else kinds.index(kind)) for i, j, kind in steps]
+        + [(*steps[-1][:2], len(kinds))] * (longest - len(steps))
+        for steps in all_steps
+    ]
+    return Visits(*np.moveaxis(np.asarray(table, np.int32), 2, 0), kinds, block, tile)
+
+
+def _pairs(
+    queries: np.ndarray, keys: np.ndarray, block: int, tile: int, reach: int, by_keys: bool
+) -> list[tuple[int, int, Kind | None]]:
+    """(block of queries, block of keys, what is computed) for blocks that begin at these positions."""
+    offsets = queries[:, None] - keys[None, :]
+    # The nearest pair of the two blocks is visible, or all are of the future.
+    found = np.argwhere((offsets >= 0) & (offsets - (block - 1) < reach))
+    steps = [(int(i), int(j)) for i, j in found]
+    if by_keys:
+        steps.sort(key=lambda pair: (pair[1], pair[0]))
+    kinds: dict[int, Kind] = {offset: _kind(offset, block, tile, reach) for offset in {int(offsets[s]) for s in steps}}
+    return [(i, j, kinds[int(offsets[i, j])]) for i, j in steps]
+
+
+def _with_every_key(steps: list[tuple[int, int, Kind | None]], blocks: int) -> list[tuple[int, int, Kind | None]]:
+    """The steps, and one without queries of its own for each block of keys that has none."""
+    out: list[tuple[int, int, Kind | None]] = []
+    for j in range(blocks):
+        own = [step for step in steps if step[1] == j]
+        out += own or [(out[-1][0] if out else 0, j, None)]
+    return out
 
 
 def _kind(offset: int, block: int, tile: int, reach: int) -> Kind:

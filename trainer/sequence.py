@@ -8,6 +8,9 @@ A query at position x sees x keys. So that all devices have as much to do, the s
 as devices, and device i holds the i-th from the front and the i-th from the back.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,26 +35,30 @@ def part[X: (jax.Array, np.ndarray)](x: X, count: int, axis: int) -> jax.Array:
     return kept.reshape(*x.shape[:axis], length // count, *x.shape[axis + 1 :])
 
 
-def gather(x: jax.Array, count: int) -> jax.Array:
-    """Whole sequences [batch, length, …] from every device's part of them. Its transpose sums and scatters."""
-    found = jax.lax.all_gather(x, AXIS, axis=1, tiled=True)
-    chunks = found.reshape(x.shape[0], 2 * count, x.shape[1] // 2, *x.shape[2:])
-    in_order = np.argsort(chunks_held(count).reshape(-1))
-    return chunks[:, in_order].reshape(found.shape)
+def gather(x: jax.Array) -> jax.Array:
+    """All of [batch, length, …] from every device's part, in the order of devices. Its transpose sums and scatters."""
+    return jax.lax.all_gather(x, AXIS, axis=1, tiled=True)
 
 
-def divided(attend: Attention, count: int) -> Attention:
-    """`attend` for devices of which each holds its `part` of the positions. Documents are those of whole sequences."""
+def in_order(x: jax.Array, count: int) -> jax.Array:
+    """What was gathered [batch, length, …], in the order of positions."""
+    chunks = x.reshape(x.shape[0], 2 * count, x.shape[1] // (2 * count), *x.shape[2:])
+    return chunks[:, np.argsort(chunks_held(count).reshape(-1))].reshape(x.shape)
 
-    def attention(
-        q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None, head_dim: int, window: int
-    ) -> jax.Array:
-        length = k.shape[1] * count
-        heads = [x.reshape(*x.shape[:2], -1, head_dim) for x in (q, gather(k, count), gather(v, count))]
-        chunk = length // (2 * count)
-        starts = jnp.asarray(chunks_held(count) * chunk)[jax.lax.axis_index(AXIS)]
-        of_keys, of_queries = documents, None if documents is None else part(documents, count, 1)
-        found = attention_at(*heads, [starts[0], starts[1]], window, of_queries, of_keys)
-        return found.reshape(q.shape)
 
-    return attend._replace(attention=attention, devices=count, part=lambda x, axis: part(x, count, axis))
+def plain_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None, head_dim: int, window: int, count: int
+) -> jax.Array:
+    """As trainer.attention.whole_attention, of this device's part of q, k and v; `documents` of whole sequences."""
+    chunk = q.shape[1] // 2
+    heads = [x.reshape(*x.shape[:2], -1, head_dim) for x in (q, in_order(gather(k), count), in_order(gather(v), count))]
+    starts = jnp.asarray(chunks_held(count) * chunk)[jax.lax.axis_index(AXIS)]
+    of_queries = None if documents is None else part(documents, count, 1)
+    return attention_at(*heads, [starts[0], starts[1]], window, of_queries, documents).reshape(q.shape)
+
+
+def divided(attend: Attention, count: int, attention: Callable[..., jax.Array] = plain_attention) -> Attention:
+    """`attend` where `count` devices share each sequence; `attention` is `plain_attention` or computes the same."""
+    return attend._replace(
+        attention=partial(attention, count=count), devices=count, part=lambda x, axis: part(x, count, axis)
+    )

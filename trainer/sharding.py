@@ -138,9 +138,7 @@ def sharded_weights(
     `whole_sequences`: each device computes its own, although the mesh has an axis along which they could be shared.
     """
     dtype, axes = jnp.dtype(compute_dtype), all_axes(mesh)
-    attend = attention_for(mesh.devices.flat[0].platform)
-    if sharing(mesh) > 1 and not whole_sequences:
-        attend = sequence.divided(attend, sharing(mesh))
+    attend = attention_for(mesh.devices.flat[0].platform, 1 if whole_sequences else sharing(mesh))
     invariant = reduction == "invariant"
     if mesh.size == 1:
         return isolated(Weights(dtype, attend=attend)) if invariant else Weights(dtype, attend=attend)

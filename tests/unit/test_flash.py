@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from jax import export
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import AbstractDevice, AbstractMesh
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh, PartitionSpec
 
-from trainer import flash_blocks
+from trainer import flash_blocks, sequence
 from trainer.attention import visible, whole_attention
 from trainer.flash import flash_attention
 from trainer.norm_rope import norm_rope
 from trainer.rope import norm_rope as plain_norm_rope
 from trainer.rope import rope_table
-from trainer.splash import attention_for
+from trainer.splash import attention_for, tpu_divided_attention
 
 LENGTH = 512
 
@@ -59,6 +59,64 @@ def test_the_kernels_compute_what_the_plain_attention_does(
         got = jax.jit(lambda: both(flash_attention))()
     for mine, wanted in zip(got, both(whole_attention), strict=True):
         np.testing.assert_allclose(mine, wanted, atol=5e-5)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize(("window", "masked"), [(150, True)])
+def test_devices_that_share_a_sequence_find_together_what_one_finds(window: int, masked: bool) -> None:
+    """Gradients of keys and values are summed over the devices. Two query heads to a key head."""
+    q, k, v = (numbers(1, LENGTH, n * 128, seed=i) for i, n in enumerate((2, 1, 1)))
+    g = numbers(*q.shape, seed=3)
+    ids = documents() if masked else None
+
+    def both(attend: Callable[..., jax.Array]) -> tuple[jax.Array, ...]:
+        out, vjp = jax.vjp(attend, q / 128**0.5, k, v)
+        return out, *vjp(g)
+
+    def shared(*x: jax.Array) -> jax.Array:
+        def local(*x: jax.Array) -> jax.Array:
+            mine = (sequence.part(one, 2, 1) for one in x)
+            return sequence.gather(tpu_divided_attention(*mine, ids, 128, window, 2))
+
+        everywhere = PartitionSpec()
+        mesh = Mesh(jax.devices()[:2], (sequence.AXIS,))
+        found = jax.shard_map(local, mesh=mesh, in_specs=(everywhere,) * 3, out_specs=everywhere, check_vma=False)(*x)
+        return sequence.in_order(found, 2)
+
+    with pltpu.force_tpu_interpret_mode():
+        got = jax.jit(lambda: both(shared))()
+    for mine, wanted in zip(got, both(lambda *x: whole_attention(*x, ids, 128, window)), strict=True):
+        np.testing.assert_allclose(mine, wanted, atol=5e-5)
+
+
+@pytest.mark.parametrize("window", [-1, 300])
+@pytest.mark.parametrize("by_keys", [False, True])
+def test_devices_that_share_a_sequence_compute_every_tile_once_and_as_many_each(window: int, by_keys: bool) -> None:
+    chunk, count = 512, 2
+    held = sequence.chunks_held(count)
+    steps = flash_blocks.divided_visits(held, held.reshape(-1), chunk, window, by_keys)
+    tiles, per_block, per_chunk = 2 * count * chunk // steps.tile, steps.block // steps.tile, chunk // steps.block
+    found = np.zeros((tiles, tiles), int)
+
+    def first_tile(chunks: np.ndarray, block: int) -> int:
+        return int(chunks[block // per_chunk] * per_chunk + block % per_chunk) * per_block
+
+    work = []
+    for device in range(count):
+        before = found.sum()
+        for i, j, n in zip(steps.queries[device], steps.keys[device], steps.kind[device], strict=True):
+            query, key = first_tile(held[device], i), first_tile(held.reshape(-1), j)
+            for strip, run in enumerate(steps.kinds[n].rows if n < len(steps.kinds) else ()):
+                found[query + strip, key + run.start : key + run.stop] += 1
+        work.append(found.sum() - before)
+        if by_keys:
+            assert set(steps.keys[device].tolist()) == set(range(2 * count * per_chunk)), "each gradient is written"
+    positions = np.arange(2 * count * chunk)
+    mask = visible(positions, positions, window).reshape(tiles, steps.tile, tiles, steps.tile)
+    np.testing.assert_array_equal(found, mask.any(axis=(1, 3)))
+    assert steps.pairs == max(work) * steps.tile**2
+    if window < 0:
+        assert len(set(work)) == 1
 
 
 @pytest.mark.parametrize(("length", "window"), [(1024, -1), (2048, 1024), (2048, 700), (384, 1), (512, 4096)])
