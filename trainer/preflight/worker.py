@@ -5,12 +5,16 @@ imported (preflight.ENVIRONMENT). REQUEST names a JSON file {"recipe", "plan", "
 OUT/program.hlo and OUT/compiled.json.
 """
 
+import ctypes
 import json
 import re
+import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+PR_SET_PDEATHSIG = 1
 
 
 def main(request: Path) -> None:
@@ -18,11 +22,17 @@ def main(request: Path) -> None:
     from trainer.plan import Plan
     from trainer.recipe import Recipe
 
+    _end_with_parent()
     asked = json.loads(request.read_text())
     recipe, plan = Recipe.parse(asked["recipe"], "recipe"), Plan.parse(asked["plan"], "plan")
     out = Path(asked["out"])
     outcome = compile_step(recipe, plan, asked["compiler_options"], out / "program.hlo")
     (out / "compiled.json").write_text(json.dumps(outcome))
+
+
+def _end_with_parent() -> None:
+    """Nobody would read the outcome, and it takes a core for minutes. Linux only, as is libtpu."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def compile_step(recipe: Any, plan: Any, compiler_options: dict[str, str], text: Path) -> dict[str, Any]:
