@@ -45,6 +45,28 @@ def test_resize_keeps_every_batch_and_every_restored_bit(new_run: Callable[..., 
         assert state_digest_numpy(state) == record.digest
 
 
+@pytest.mark.timeout(300)
+def test_sequences_can_be_shared_by_devices_for_a_while(new_run: Callable[..., Run]) -> None:
+    """By two of one process, then by all eight of two processes, which both read every row; then by none."""
+    reference = new_run("reference")
+    reference.train("cpu-2", 12, micro_batch=8, evaluate_every=4)
+    run = new_run("run")
+    for device, sequence, micro_batch, target in (("cpu-8", 2, 4, 4), ("cpu-8", 8, 8, 8), ("cpu-2", 1, 8, 12)):
+        run.train(device, target, sequence=sequence, micro_batch=micro_batch, evaluate_every=4)
+    for found, wanted in zip(run.lines(), reference.lines(), strict=True):
+        assert (found.step, found.ids, found.data, found.lr) == (wanted.step, wanted.ids, wanted.data, wanted.lr)
+        assert found.loss == pytest.approx(wanted.loss, rel=2e-5)
+    losses: list[tuple[float, float]] = []
+    for attempt, step in ((1, 4), (2, 8), (3, 12)):
+        found, wanted = (
+            json.loads((folder / f"eval/{of}.1/{step}.json").read_text())
+            for folder, of in ((run.folder, attempt), (reference.folder, 1))
+        )
+        assert (found["instances"], found["ids"], found["targets"]) == (HELD_OUT, wanted["ids"], wanted["targets"])
+        losses.append((found["loss"], wanted["loss"]))
+    assert [a for a, _ in losses] == pytest.approx([b for _, b in losses], rel=1e-4)  # unseen text shows more of it
+
+
 def test_a_missed_evaluation_is_caught_up(new_run: Callable[..., Run]) -> None:
     run = new_run()
     run.train("cpu-2", 8, evaluate_every=4)

@@ -67,17 +67,20 @@ def write_corpus(folder: Path) -> Path:
     return folder
 
 
-def plan(device: str, processes: int | None = None, micro_batch: int = 1) -> Plan:
-    """cpu-8 = 2 processes × 4 devices, unless `processes` says otherwise; fewer devices accumulate more."""
+def plan(device: str, processes: int | None = None, micro_batch: int = 1, sequence: int = 1) -> Plan:
+    """cpu-8 = 2 processes × 4 devices, unless `processes` says otherwise; fewer devices accumulate more. `sequence` of
+    them share each instance.
+    """
     devices = int(device.removeprefix("cpu-"))
     return Plan(
         device_type=device,
         processes=processes or max(1, devices // 4),
         devices=devices,
         global_batch=BATCH,
-        data_parallel=devices,
+        data_parallel=devices // sequence,
+        sequence=sequence,
         micro_batch=micro_batch,
-        accumulation=BATCH // devices // micro_batch,
+        accumulation=BATCH * sequence // devices // micro_batch,
     )
 
 
@@ -147,7 +150,13 @@ class Run:
         return RunDirectory.open(str(self.folder), create=create)
 
     def submit(
-        self, device: str, target: int, processes: int | None = None, micro_batch: int = 1, **settings: Any
+        self,
+        device: str,
+        target: int,
+        processes: int | None = None,
+        micro_batch: int = 1,
+        sequence: int = 1,
+        **settings: Any,
     ) -> AttemptSpec:
         """The next attempt: spec and HEAD."""
         self.attempt += 1
@@ -166,7 +175,7 @@ class Run:
             attempt=self.attempt,
             nonce=uuid.uuid4().hex,
             gang=f"test-a{self.attempt}",
-            plan=plan(device, processes, micro_batch),
+            plan=plan(device, processes, micro_batch, sequence),
             settings=Settings.model_validate(given),
             image="test",
         )
