@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from trainer.attention import KEPT_BY_ATTENTION, PLAIN, Attention
 from trainer.loss import head_loss
 from trainer.norm import rms_norm
+from trainer.plan import Remat
 from trainer.recipe import Model
 from trainer.rope import Rope, rope_table
 
@@ -237,6 +238,7 @@ def layer(
     window: int,
     weights: Weights,
     documents: jax.Array | None = None,
+    remat: Remat = "none",
 ) -> jax.Array:
     """One layer over x [batch, length, d_model]; `w` holds this layer's parameters as they are stored."""
     eps = model.norm_eps
@@ -264,9 +266,14 @@ def layer(
         attended = jax.checkpoint(attended, policy=kept, prevent_cse=False)
     context = attended(q, k, v)
     x = x + norm(matmul(context, "wo")[0], "attention_norm")
-    gate, up = matmul(x, "w_gate", "w_up")
-    down = weights.matmul_of(swiglu, (gate, up), {"w_down": w["w_down"]})[0]
-    return x + norm(down, "mlp_norm")
+
+    def mlp(x: jax.Array) -> jax.Array:
+        gate, up = matmul(x, "w_gate", "w_up")
+        return weights.matmul_of(swiglu, (gate, up), {"w_down": w["w_down"]})[0]
+
+    if remat == "mlp":
+        mlp = jax.checkpoint(mlp)
+    return x + norm(mlp(x), "mlp_norm")
 
 
 def window_period(model: Model) -> tuple[int, ...]:
@@ -283,7 +290,7 @@ def hidden_states(
     tokens: jax.Array,
     model: Model,
     weights: Weights,
-    remat: Literal["none", "full"] = "none",
+    remat: Remat = "none",
     documents: jax.Array | None = None,
 ) -> jax.Array:
     """The normed output of the last layer [batch, length, d_model], in the compute dtype; tokens int32 [batch, length].
@@ -306,7 +313,7 @@ def hidden_states(
     stacks = {name: params[name] for name, spec in param_specs(model).items() if spec.axes[0] == "layer"}
 
     def one(x: jax.Array, w: Params, window: int) -> jax.Array:
-        return layer(x, w, ropes[window], model, window, weights, documents)
+        return layer(x, w, ropes[window], model, window, weights, documents, remat)
 
     if remat == "full":
         one = jax.checkpoint(one, static_argnums=(2,))
@@ -337,7 +344,7 @@ def next_token_loss(
     model: Model,
     weights: Weights,
     z_loss: float,
-    remat: Literal["none", "full"] = "none",
+    remat: Remat = "none",
     has_target: jax.Array | None = None,
     documents: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,10 @@ from trainer.errors import ConfigurationError
 from trainer.frozen import Frozen
 from trainer.recipe import Recipe
 
+# What the backward pass computes again: nothing that holds a matrix product; gate and up, the widest of what is saved,
+# two fifths of a layer's forward pass; or the whole layer, of which the input alone is saved (trainer.preflight.policies).
+Remat = Literal["none", "mlp", "full"]
+
 
 class Plan(Frozen):
     """recipe × device type × slices. `global_batch = data_parallel × micro_batch × accumulation`, exactly.
@@ -28,7 +32,7 @@ class Plan(Frozen):
     sequence: int = Field(default=1, gt=0, description="devices that share each instance's sequence")
     micro_batch: int = Field(gt=0, description="instances per forward pass of a device, or of those that share them")
     accumulation: int = Field(gt=0, description="forward passes per optimizer step")
-    remat: Literal["none", "full"] = "none"
+    remat: Remat = "none"
 
     @model_validator(mode="after")
     def _exact(self) -> "Plan":

@@ -16,7 +16,8 @@ class Policy:
 
 
 POLICIES = (
-    Policy("none", width=8, mlp=3, recomputed=0),
+    Policy("none", width=8, mlp=2, recomputed=0),
+    Policy("mlp", width=8, mlp=0, recomputed=0.41),
     Policy("full", width=1, mlp=0, recomputed=1),
 )
 
