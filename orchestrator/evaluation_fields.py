@@ -69,9 +69,11 @@ class Evaluation(Document):
     def _valid(self) -> Self:
         self.settings()
         if self.sets and not self.every_steps:
-            raise ValueError("sets says what to evaluate, but everySteps is not set: when?")
+            raise ValueError("sets says what to evaluate, but everySteps is not set: after how many steps?")
         if self.tasks and not (self.tasks_every_steps or self.every_steps):
-            raise ValueError("tasks says what to evaluate, but neither tasksEverySteps nor everySteps: when?")
+            raise ValueError(
+                "tasks says what to evaluate, but neither tasksEverySteps nor everySteps is set: after how many steps?"
+            )
         if self.tasks_every_steps and not self.tasks:
             raise ValueError("tasksEverySteps is set, but tasks is empty: name tasks, or leave it out")
         return self

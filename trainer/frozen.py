@@ -2,6 +2,7 @@
 
 import difflib
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, Self, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -18,6 +19,14 @@ class Frozen(BaseModel):
     def canonical(self) -> bytes:
         """The one byte form of this document: sorted keys, no spaces, UTF-8."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":")).encode()
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with fields replaced. ConfigurationError for one that does not exist, which pydantic would leave out."""
+        fields = type(self).model_fields
+        for name in update or ():
+            if name not in fields:
+                raise ConfigurationError(f"{type(self).__name__} has no field {name!r}; {_nearest(name, fields)}")
+        return super().model_copy(update=update, deep=deep)
 
     @classmethod
     def parse(cls, data: Any, source: str) -> Self:
@@ -41,14 +50,17 @@ def explain_validation(error: ValidationError, model: type[BaseModel]) -> str:
         path = ".".join(str(part) for part in problem["loc"]) or "document"
         if problem["type"] == "extra_forbidden":
             known = _fields_at(model, problem["loc"][:-1])
-            near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(sorted(known))}"
-            lines.append(f"{path}: unknown field; {hint}")
+            lines.append(f"{path}: unknown field; {_nearest(str(problem['loc'][-1]), known)}")
         elif problem["type"] == "missing":
             lines.append(f"{path}: required, but not there")
         else:
             lines.append(f"{path}: {_said(problem['msg'])}{_got(problem['input'])}")
     return "; ".join(lines)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"known fields: {', '.join(sorted(known))}"
 
 
 def _said(message: str) -> str:

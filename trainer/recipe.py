@@ -10,15 +10,16 @@ import hashlib
 import importlib.util
 import json
 import math
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from trainer.errors import ConfigurationError
-from trainer.frozen import Frozen
+from trainer.frozen import Frozen, explain_validation
 
 DOCUMENTS = (".yaml", ".yml", ".json")
 DTYPE_BYTES = {"uint8": 1, "uint16": 2, "uint32": 4}
@@ -224,6 +225,11 @@ class Recipe(Frozen):
             raise ValueError("data.files names a file twice; its instances would be read twice per epoch")
         if self.data.untrained_bit and self.data.dtype != "uint32":
             raise ValueError(f"data.untrained_bit needs data.dtype uint32: {self.data.dtype} has no bit 31")
+        if self.data.eos_id >> 8 * DTYPE_BYTES[self.data.dtype]:
+            raise ValueError(
+                f"data.eos_id {self.data.eos_id} does not fit in data.dtype {self.data.dtype}: files of that dtype "
+                "cannot contain it; set data.dtype to what the files are written in"
+            )
         if self.data.packing is not None:
             self._check_packing(self.data.packing)
         if self.reduction == "invariant" and self.global_batch & (self.global_batch - 1):
@@ -284,7 +290,7 @@ def load(reference: str, overrides: Mapping[str, Any] | None = None) -> Recipe:
         raise ConfigurationError(
             f"recipe {reference!r}: the file defines no function recipe(); see trainer/recipes/tiny.py"
         )
-    recipe = module.recipe()
+    recipe = _run(reference, module.recipe)
     if not isinstance(recipe, Recipe):
         raise ConfigurationError(
             f"recipe {reference!r}: recipe() returned {type(recipe).__name__}, not trainer.recipe.Recipe"
@@ -360,9 +366,13 @@ def parse_overrides(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def _path_of(reference: str) -> str:
+    return reference if reference.endswith(".py") else str(Path(__file__).parent / "recipes" / f"{reference}.py")
+
+
 def _module(reference: str) -> ModuleType:
     folder = Path(__file__).parent / "recipes"
-    path = Path(reference) if reference.endswith(".py") else folder / f"{reference}.py"
+    path = Path(_path_of(reference))
     if not path.is_file():
         known = sorted(p.stem for p in folder.glob("*.py") if p.stem != "__init__")
         raise ConfigurationError(
@@ -371,5 +381,23 @@ def _module(reference: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"trainer.recipes.{path.stem}", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader = spec.loader
+    _run(reference, lambda: loader.exec_module(module))
     return module
+
+
+def _run(reference: str, code: Callable[[], Any]) -> Any:
+    """What `code` of a recipe's file returns; whatever it raises, with the line of that file, as ConfigurationError."""
+    try:
+        return code()
+    except ConfigurationError as error:
+        raise ConfigurationError(f"recipe {reference!r}: {error}") from None
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame.lineno for frame in frames if frame.filename == _path_of(reference)]
+        at = error.lineno if isinstance(error, SyntaxError) else own[-1] if own else None
+        if isinstance(error, ValidationError):
+            said = explain_validation(error, Recipe)
+        else:
+            said = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else error}"
+        raise ConfigurationError(f"recipe {reference!r}{f', line {at}' if at else ''}: {said}") from None

@@ -98,10 +98,12 @@ class Settings(Frozen):
                     f"{name} {every} must be a multiple of commit_every {self.commit_every}: evaluations belong to commits"
                 )
         if self.evaluation.sets and not self.evaluate_every:
-            raise ValueError("evaluation.sets says what to evaluate, but evaluate_every is not set: when?")
+            raise ValueError(
+                "evaluation.sets says what to evaluate, but evaluate_every is not set: after how many steps?"
+            )
         if self.evaluation.tasks and not self.tasks_every:
             raise ValueError(
-                "evaluation.tasks says what to evaluate, but neither tasks_every nor evaluate_every: when?"
+                "evaluation.tasks says what to evaluate, but neither tasks_every nor evaluate_every is set: after how many steps?"
             )
         if self.evaluation.tasks_every and not self.evaluation.tasks:
             raise ValueError(

@@ -38,7 +38,7 @@ def recipe(
             files=tuple(DataFile(path=f"f{i}.bin", bytes=size) for i, size in enumerate(bytes_per_file)),
             held_out=tuple(DataFile(path=path) for path in held_out),
             dtype=dtype,
-            eos_id=min(256, vocab - 1),
+            eos_id=min(255 if dtype == "uint8" else 256, vocab - 1),
             order=Order(kind=kind, seed=seed),
         ),
         schedule=(SchedulePiece(shape="constant", peak=1e-3, warmup_steps=0, total_steps=10, alpha_f=1.0),),

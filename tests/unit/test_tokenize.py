@@ -215,16 +215,21 @@ def test_a_cut_or_damaged_file_is_never_taken_for_a_whole_one(
         if kind == "gz"
         else zstandard.ZstdCompressor(write_checksum=True).compress(lines(TEXTS))
     )
-    path = tmp_path / f"a.jsonl.{kind}"
-    for content, why in (
-        (packed[:-3], "ends inside a (gzip|zstd) stream: it was cut off"),
-        (packed[:5], "ends inside a (gzip|zstd) stream: it was cut off"),
-        (lines(TEXTS), "is damaged, or not (gzip|zstd)"),
-        (packed[:100] + b"!!!!" + packed[104:], r"is damaged, or not|not JSON|not UTF-8|cut off"),
+    path = tmp_path / "in" / f"a.jsonl.{kind}"
+    path.parent.mkdir()
+    (path.parent / "b.jsonl").write_bytes(lines(TEXTS))  # documents there are: what is missing would not be missed
+    for number, (content, why) in enumerate(
+        (
+            (packed[:-3], "ends inside a (gzip|zstd) stream: it was cut off"),
+            (packed[:5], "ends inside a (gzip|zstd) stream: it was cut off"),
+            (b"", "ends inside a (gzip|zstd) stream: it was cut off"),
+            (lines(TEXTS), "is damaged, or not (gzip|zstd)"),
+            (packed[:100] + b"!!!!" + packed[104:], r"is damaged, or not|not JSON|not UTF-8|cut off"),
+        )
     ):
         path.write_bytes(content)
         with pytest.raises(ConfigurationError, match=why):
-            tokenize([str(path)], str(tmp_path / f"out-{len(content)}-{content[0]}"), tokenizer, skip_bad=False)
+            tokenize([str(path.parent)], str(tmp_path / f"out-{number}"), tokenizer, skip_bad=False)
     path.write_bytes(packed)
     tokenize([str(path)], str(tmp_path / "out"), tokenizer)
     assert texts_of(tokens_in(tmp_path / "out"), Path(tokenizer.path).parent) == TEXTS
@@ -242,6 +247,8 @@ def test_sources_and_places_that_cannot_be(tmp_path: Path, tokenizer: TokenizerF
     refused([str(tmp_path / "none.jsonl")], out, r"input none\.jsonl is missing below")
     (tmp_path / "void").mkdir()
     refused([str(tmp_path / "void")], out, r"no file below it ends in \.jsonl, ")
+    (tmp_path / "a.txt").write_bytes(lines(TEXTS))
+    refused([str(tmp_path / "a.txt")], out, r"a\.txt does not end in any of \.jsonl, ")
     refused(["s3://bucket/a"], out, "unknown scheme; give a folder or a gs:// prefix")
     refused([str(source)], "s3://bucket/a", "--out s3://bucket/a: unknown scheme")
     refused([str(source), str(source / "a.jsonl")], out, r"a\.jsonl is in it twice")

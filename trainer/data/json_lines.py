@@ -7,7 +7,7 @@ member is refused: it was cut off, and reading on would lose documents silently.
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from trainer.data_root import DataRoot, Wording, open_root
@@ -45,6 +45,8 @@ def find_inputs(sources: list[str]) -> tuple[list[Input], int]:
             root = open_root(folder or ("/" if source.startswith("/") else "."), INPUT)
             found.append(Input(root.uri, name, root.size(name)))
             continue
+        if "://" not in source and Path(source).is_file():
+            raise ConfigurationError(f"--source {source} does not end in any of {', '.join(ENDINGS)}; give JSON lines")
         root = open_root(source, INPUT)
         files = root.files()
         mine = [Input(root.uri, path, size) for path, size in files.items() if path.endswith(ENDINGS)]
@@ -116,5 +118,5 @@ def _decompressed(chunks: Iterator[bytes], new: Callable[[], Any], source: Input
                 chunk, engine = engine.unused_data, None
                 if kind == "gzip":
                     chunk = chunk.lstrip(b"\0")  # padding, which tapes and some writers leave
-    if engine is not None:
+    if engine is not None or not source.bytes:  # a compressed file is never empty, whatever it holds
         raise ConfigurationError(f"input {source.where} ends inside a {kind} stream: it was cut off; get it again")
