@@ -4,16 +4,21 @@ Hugging Face's safetensors ↔ our checkpoints ↔ OLMo-core's names. What is wr
 beside its final place and is moved there at the end.
 """
 
+import glob
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
 
 from trainer.errors import ConfigurationError
+from trainer.places import alone, written
+
+if TYPE_CHECKING:
+    from trainer.weights.sources import Source
 
 FORMATS = ("hf", "untildone", "olmo-core")
 
@@ -43,7 +48,6 @@ def run(
 ) -> str:
     """Convert; returns what to say about it. Raises ConfigurationError before anything is written."""
     from trainer import recipe as recipes
-    from trainer.weights import checkpoint, writing
     from trainer.weights.description import to_config
     from trainer.weights.slots import slots
     from trainer.weights.sources import open_source
@@ -63,22 +67,41 @@ def run(
     if target == "hf":
         to_config(opened.description, kind)  # what config.json cannot say has to show before the work
     count = len(slots(opened.description.model))
-    growing = path.with_name(f"{path.name}.incomplete")
-    shutil.rmtree(growing, ignore_errors=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    values = shown(opened.stream(), count, f"{source} → {target}")
-    if target == "untildone":
-        checkpoint.write_checkpoint(growing, opened.description, values)
-    else:
-        growing.mkdir()
-        if target == "hf":
-            writing.write_hugging_face(growing, opened.description, values, kind)
-        else:
-            writing.write_olmo_core(growing, opened.description, values, kind)
-    os.rename(growing, path)
+    with written(destination):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with alone(path):
+            if path.exists():
+                raise ConfigurationError(f"{destination} exists already; remove it, or give another name")
+            _write(path, opened, shown(opened.stream(), count, f"{source} → {target}"), target, kind)
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     shown_size = f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.2f} MB"
     return f"{count} tensors, {shown_size} written to {destination}"
+
+
+def _write(path: Path, opened: "Source", values: Iterator[tuple[Any, np.ndarray]], target: str, kind: str) -> None:
+    """The folder `path`, whole or not at all; what is left of an earlier try goes first"""
+    from trainer.weights import checkpoint, writing
+
+    growing = path.with_name(f"{path.name}.incomplete")
+
+    def clear() -> None:
+        for left in (growing, *path.parent.glob(f"{glob.escape(growing.name)}.orbax-checkpoint-tmp*")):
+            shutil.rmtree(left, ignore_errors=True)
+
+    clear()
+    try:
+        if target == "untildone":
+            checkpoint.write_checkpoint(growing, opened.description, values)
+        else:
+            growing.mkdir()
+            if target == "hf":
+                writing.write_hugging_face(growing, opened.description, values, kind)
+            else:
+                writing.write_olmo_core(growing, opened.description, values, kind)
+        os.rename(growing, path)
+    except BaseException:
+        clear()
+        raise
 
 
 def shown(values: Iterator[tuple[Any, np.ndarray]], count: int, what: str) -> Iterator[tuple[Any, np.ndarray]]:

@@ -13,6 +13,7 @@ import click
 
 from trainer.errors import ConfigurationError
 from trainer.evaluation_settings import WINDOWS, expand, parse_sets
+from trainer.places import check_writable, written
 from trainer.recipe import Recipe
 
 
@@ -271,7 +272,9 @@ class Kept:
 
     @classmethod
     def open(cls, path: str | None, about: dict[str, Any]) -> "Kept":
-        """Raises ConfigurationError when the file holds results of something else."""
+        """Raises ConfigurationError when the file holds results of something else, or none can be written."""
+        if path is not None:
+            check_writable("--out", Path(path))
         if path is None or not Path(path).exists():
             return cls(Path(path) if path else None, about, {})
         try:
@@ -290,8 +293,13 @@ class Kept:
             return
         text = json.dumps({**self.about, "parts": self.parts}, sort_keys=True, indent=1)
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        beside.write_text(text + "\n", encoding="utf-8")
-        os.replace(beside, self.path)
+        with written(f"--out {self.path}"):
+            try:
+                beside.write_text(text + "\n", encoding="utf-8")
+                os.replace(beside, self.path)
+            except BaseException:
+                beside.unlink(missing_ok=True)
+                raise
 
 
 class _Bars:

@@ -58,6 +58,24 @@ def test_tables_as_people_export_them(tmp_path: Path, header: str, rows: tuple[s
     assert found.values.tolist() == [3.5, 3.25]
 
 
+def test_values_that_are_no_finite_numbers_are_left_out_and_counted(tmp_path: Path) -> None:
+    found = load(table(tmp_path / "t.csv", "step,loss", "1,3.5", "2,nan", "3,inf", "4,", "5,3"), TRAINING)
+    assert found.steps.tolist() == [1.0, 5.0]
+    assert found.taken.endswith("(2 that are no finite numbers left out)")
+
+
+def test_a_file_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    for content, why in (
+        (b"\xff\xfe\x00", "neither CSV nor JSON lines: .*can't decode"),
+        (b"step,loss\n1,2\n" + b"2," + b"9" * 200_000, "neither CSV nor JSON lines: field larger"),
+        (b'{"step": 1, "loss": 2}\n[1, 2]\n', "line 2: no JSON object"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ConfigurationError, match=why):
+            load(str(path), TRAINING)
+
+
 def test_json_lines_and_tensorboard_folders(tmp_path: Path) -> None:
     lines = [json.dumps({"step": s, LOSS: 4.0 - s}) for s in (1, 2)] + [json.dumps({"step": 3})]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))

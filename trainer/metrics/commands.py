@@ -5,6 +5,7 @@ Exit codes of `overlay` and `alarm`: 0 within the tolerance (silent), 1 beyond i
 
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainer.data.bars import bar
 from trainer.errors import StorageUnavailable
 from trainer.flops import COUNTINGS, REPORTED, Counting
 from trainer.metrics.tables import FORMATS
+from trainer.places import check_writable, written
 
 if TYPE_CHECKING:
     from trainer.metrics.committed import Committed
@@ -58,11 +60,12 @@ def tensorboard(run_directory: str, out: Path, follow: bool, every: float, count
 
     event_messages()
     run = _committed(run_directory, counting)
-    export = Export(run, out)
+    with written(f"--out {out}"):
+        export = Export(run, out)
     while True:
         try:
             done = follow and _done(run)  # first: what is committed until then is written below
-            with bar("writing", None) as advance:
+            with written(f"--out {out}"), bar("writing", None) as advance:
                 points = export.update(advance)
         except StorageUnavailable as error:
             if not follow:
@@ -94,10 +97,15 @@ def export(run_directory: str, form: str, out: Path | None, counting: Counting) 
         if out is None:
             write(points, sys.stdout)
             return
-        temporary = out.with_name(f".{out.name}.part")
-        with temporary.open("w", newline="") as file:
-            count = write(points, file)
-        temporary.rename(out)
+        temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
+        with written(f"--out {out}"):
+            try:
+                with temporary.open("w", newline="") as file:
+                    count = write(points, file)
+                temporary.replace(out)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
     click.echo(f"{out}: {count:,} steps")
 
 
@@ -139,11 +147,13 @@ def overlay(
 
     if plot is not None:
         draw.check(plot)
+        check_writable("--plot", plot)
     mine = load(ours, (metric,))
     theirs = load(reference, (metric, *_also(metric)), column, step_column)
     found = compare(mine, theirs, window, from_step)
     if plot is not None:
-        draw.draw(found, plot, metric, (_label(ours), _label(reference)), tolerance)
+        with written(f"--plot {plot}"):
+            draw.draw(found, plot, metric, (_label(ours), _label(reference)), tolerance)
     left = found.leaves(tolerance) if tolerance is not None else None
     if as_json:
         click.echo(json.dumps(_as_json(found, mine, theirs, metric, tolerance)))

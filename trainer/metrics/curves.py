@@ -93,7 +93,10 @@ def _of_tensorboard(folder: Path, wanted: tuple[str, ...]) -> Curve:
 
 
 def _of_table(path: Path, wanted: tuple[str, ...], exact: bool, step_column: str | None) -> Curve:
-    rows = list(_rows(path))
+    try:
+        rows = list(_rows(path))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigurationError(f"{path}: neither CSV nor JSON lines: {error}") from None
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if not rows:
         raise ConfigurationError(f"{path}: no rows")
@@ -127,10 +130,13 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
         if start == "{":
             for number, line in enumerate(file, 1):
                 try:
-                    if line.strip():
-                        yield json.loads(line)
+                    row = json.loads(line) if line.strip() else {}
                 except ValueError:
                     raise ConfigurationError(f"{path}, line {number}: no JSON") from None
+                if not isinstance(row, dict):
+                    raise ConfigurationError(f"{path}, line {number}: no JSON object")
+                if row:
+                    yield row
         else:
             for row in csv.DictReader(file):
                 yield {key: value for key, value in row.items() if key is not None}
@@ -161,7 +167,10 @@ def _curve(source: str, taken: str, steps: Iterable[float], values: Iterable[flo
     finite = np.isfinite(v)
     if not finite.any():
         raise ConfigurationError(f"{source}: no numbers in {taken}")
-    return Curve(source, taken, s[finite], v[finite])
+    left = int(np.count_nonzero(~finite))
+    return Curve(
+        source, taken + (f" ({left:,} that are no finite numbers left out)" if left else ""), s[finite], v[finite]
+    )
 
 
 def _plain(name: str) -> str:

@@ -13,6 +13,7 @@ import click
 import numpy as np
 
 from trainer.errors import ConfigurationError
+from trainer.places import check_writable, written
 
 REFERENCE = Path(__file__).with_name("reference.py")
 DEFAULT_LENGTH = 8192
@@ -43,10 +44,13 @@ def parity(as_json: bool, plot: str | None, **given: Any) -> int:
     """
     from trainer.parity.show import draw, table
 
+    if plot is not None:
+        check_writable("--plot", Path(plot))
     result, about = run(Given(**given))
     problems = result.problems()
     if plot is not None:
-        draw(result, about, Path(plot))
+        with written(f"--plot {plot}"):
+            draw(result, about, Path(plot))
     if as_json:
         click.echo(
             json.dumps({**result.to_json(), **about, "passed": not problems, "problems": problems}, sort_keys=True)
@@ -152,9 +156,10 @@ def tokens_of(given: Given, vocab_size: int, longest: int) -> np.ndarray:
 
 def ask(given: Given, tokens: np.ndarray, folder: Path) -> None:
     """Run Hugging Face's model in its own environment. Raises ConfigurationError with what it said."""
-    folder.mkdir(parents=True, exist_ok=True)
+    with written(f"--keep {folder}" if given.keep is not None else str(folder)):
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(folder / "tokens.npy", tokens)
     python = given.python or sys.executable
-    np.save(folder / "tokens.npy", tokens)
     command = [python, str(REFERENCE), str(given.hf), str(folder / "tokens.npy"), str(folder), "--dtype", given.dtype]
     try:
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
