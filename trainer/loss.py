@@ -62,7 +62,8 @@ def _split(chunks: int, *arrays: jax.Array) -> tuple[jax.Array, ...]:
 def _forward(hidden, head, targets, weights, z_loss):  # type: ignore[no-untyped-def]
     def chunk(h, t, w):  # type: ignore[no-untyped-def]
         ce, objective, grad = _logits_loss(jnp.dot(h, head, preferred_element_type=jnp.float32), t, w, z_loss)
-        grad = grad.astype(h.dtype)
+        # Both products read it: without the barrier a TPU computes it for each of them.
+        grad = jax.lax.optimization_barrier(grad.astype(h.dtype))
         d_hidden = jnp.einsum("nv,dv->nd", grad, head)
         d_head = jnp.einsum("nd,nv->dv", h, grad, preferred_element_type=jnp.float32)
         return jnp.sum(objective), ce, d_hidden, d_head
