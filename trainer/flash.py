@@ -27,11 +27,14 @@ NT, NN, TN = (((1,), (1,)), ((), ())), (((1,), (0,)), ((), ())), (((0,), (0,)), 
 
 
 class Division(NamedTuple):
-    """Where queries and keys are in their sequence, when devices along the mesh's `axis` share it: in numbers of chunks."""
+    """Where queries and keys are in their sequence, when devices along the mesh's `axis` share it: per device the positions
+    at which stretches of `unit` tokens begin, as trainer.flash_blocks.divided_visits takes them.
+    """
 
     axis: str
-    queries: tuple[tuple[int, ...], ...]  # per device, in the order in which they lie
-    keys: tuple[int, ...]  # on every device
+    unit: int
+    queries: tuple[tuple[int, ...], ...]
+    keys: tuple[tuple[int, ...], ...]
 
 
 Documents = tuple[jax.Array, jax.Array] | None  # int32 [batch, length] of the queries and of the keys
@@ -69,8 +72,7 @@ def flash(
 def _steps(q: jax.Array, window: int, by_keys: bool, division: Division | None) -> Visits:
     if division is None:
         return visits(q.shape[1], window, by_keys)
-    queries, keys = np.asarray(division.queries), np.asarray(division.keys)
-    return divided_visits(queries, keys, q.shape[1] // queries.shape[1], window, by_keys)
+    return divided_visits(np.asarray(division.queries), np.asarray(division.keys), division.unit, window, by_keys)
 
 
 def _mine(tables: list[np.ndarray], division: Division | None) -> list[Any]:

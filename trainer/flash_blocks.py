@@ -73,25 +73,25 @@ def visits(length: int, window: int, by_keys: bool) -> Visits:
     return Visits(queries, keys, np.asarray([kinds.index(k) for *_, k in found], np.int32), kinds, block, tile)
 
 
-def divided_visits(queries: np.ndarray, keys: np.ndarray, chunk: int, window: int, by_keys: bool) -> Visits:
-    """`visits` of devices that share a sequence, cut into chunks of `chunk` tokens: arrays [devices, steps].
+def divided_visits(queries: np.ndarray, keys: np.ndarray, unit: int, window: int, by_keys: bool) -> Visits:
+    """`visits` of devices that share a sequence and hold stretches of `unit` tokens of it: arrays [devices, steps].
 
-    `queries` int [devices, chunks of one device], `keys` int [chunks]: which chunks lie there, in their order. Devices
-    with less to do have steps that compute nothing; so has, `by_keys`, a block of keys that no query sees: something has
-    to write its gradient.
+    `queries` and `keys` int [devices, stretches of one device]: the positions at which they begin, in the order in which
+    they lie there; a negative one is nothing that is seen. Devices with less to do have steps that compute nothing; so
+    has, `by_keys`, a block of keys that no query sees: something has to write its gradient.
     """
-    chosen = sizes(chunk)
-    assert chosen is not None, chunk
+    chosen = sizes(unit)
+    assert chosen is not None, unit
     block, tile = chosen
-    within = np.arange(0, chunk, block)
-    reach = chunk * (1 + int(keys.max())) if window < 0 else window
+    within = np.arange(0, unit, block)
+    reach = unit + int(queries.max()) if window < 0 else window
 
-    def starts(chunks: np.ndarray) -> np.ndarray:
-        return (chunks[:, None] * chunk + within).reshape(-1)
+    def starts(stretches: np.ndarray) -> np.ndarray:
+        return (stretches[:, None] + within).reshape(-1)
 
-    all_steps = [_pairs(starts(held), starts(keys), block, tile, reach, by_keys) for held in queries]
+    all_steps = [_pairs(starts(q), starts(k), block, tile, reach, by_keys) for q, k in zip(queries, keys, strict=True)]
     if by_keys:
-        all_steps = [_with_every_key(steps, len(keys) * len(within)) for steps in all_steps]
+        all_steps = [_with_every_key(steps, keys.shape[1] * len(within)) for steps in all_steps]
     kinds = tuple(dict.fromkeys(kind for steps in all_steps for *_, kind in steps if kind is not None))
     longest = max(len(steps) for steps in all_steps)
     table = [
@@ -107,8 +107,8 @@ def _pairs(
 ) -> list[tuple[int, int, Kind | None]]:
     """(block of queries, block of keys, what is computed) for blocks that begin at these positions."""
     offsets = queries[:, None] - keys[None, :]
-    # The nearest pair of the two blocks is visible, or all are of the future.
-    found = np.argwhere((offsets >= 0) & (offsets - (block - 1) < reach))
+    # No keys of the future, and the nearest pair of the two blocks is visible.
+    found = np.argwhere((keys >= 0) & (offsets >= 0) & (offsets - (block - 1) < reach))
     steps = [(int(i), int(j)) for i, j in found]
     if by_keys:
         steps.sort(key=lambda pair: (pair[1], pair[0]))

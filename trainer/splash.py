@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from trainer.attention import PLAIN, Attention, attention, whole_attention
 from trainer.rope import Rope
 from trainer.rope import norm_rope as plain_norm_rope
-from trainer.sequence import AXIS, chunks_held, divided, gather, part, plain_attention
+from trainer.sequence import divided
 
 BLOCK = 1024  # with a 4096 window and the fused backward pass, 2048 exceeds the scoped VMEM
 LANES = 128  # the kernels want sequence and head dimension in multiples of a vector register's width
@@ -21,7 +21,11 @@ def attention_for(platform: str, sharing: int = 1) -> Attention:
     if platform != "tpu":
         return PLAIN if sharing == 1 else divided(PLAIN, sharing)
     attend = Attention(tpu_norm_rope, tpu_attention, turn_again=True)
-    return attend if sharing == 1 else divided(attend, sharing, tpu_divided_attention)
+    if sharing == 1:
+        return attend
+    from trainer.flash_sequence import divided_attention
+
+    return divided(attend, sharing, divided_attention)
 
 
 def tpu_norm_rope(x: jax.Array, weight: jax.Array, rope: Rope, head_dim: int, eps: float) -> jax.Array:
@@ -46,33 +50,6 @@ def tpu_attention(
         return whole_attention(q, k, v, documents, head_dim, window)
     rows = [x.reshape(*x.shape[:2], -1, head_dim) for x in (q, k, v)]
     return splash_attention(*rows, window, documents).reshape(q.shape)
-
-
-def tpu_divided_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, documents: jax.Array | None, head_dim: int, window: int, count: int
-) -> jax.Array:
-    """As trainer.sequence.plain_attention, by our kernels, which go by where each chunk of keys lies; for TPU only."""
-    from trainer import flash
-
-    chunk = q.shape[1] // 2
-    if not flash.fits(chunk, head_dim):
-        return plain_attention(q, k, v, documents, head_dim, window, count)
-    held = chunks_held(count)
-    of_queries = of_keys = None
-    if documents is not None:
-        of_queries = part(documents, count, 1)
-        of_keys = documents.reshape(-1, 2 * count, chunk)[:, held.reshape(-1)].reshape(documents.shape)
-    keys, values = gather(k), gather(v)
-    # Both chunks at once where the kernels can: then no device has more to do than another.
-    at_once = 2 if flash.fits(2 * chunk, head_dim) else 1
-    out = []
-    for first in range(0, 2, at_once):
-        mine = slice(first * chunk, (first + at_once) * chunk)
-        queries = tuple(map(tuple, held[:, first : first + at_once].tolist()))
-        division = flash.Division(AXIS, queries, tuple(held.reshape(-1).tolist()))
-        pair = None if of_queries is None or of_keys is None else (of_queries[:, mine], of_keys)
-        out.append(flash.flash(q[:, mine], keys, values, pair, head_dim, window, division))
-    return jnp.concatenate(out, axis=1)
 
 
 def splash_attention(

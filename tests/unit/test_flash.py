@@ -13,10 +13,11 @@ from jax.sharding import AbstractDevice, AbstractMesh, Mesh, PartitionSpec
 from trainer import flash_blocks, sequence
 from trainer.attention import visible, whole_attention
 from trainer.flash import flash_attention
+from trainer.flash_sequence import divided_attention
 from trainer.norm_rope import norm_rope
 from trainer.rope import norm_rope as plain_norm_rope
 from trainer.rope import rope_table
-from trainer.splash import attention_for, tpu_divided_attention
+from trainer.splash import attention_for
 
 LENGTH = 512
 
@@ -62,9 +63,11 @@ def test_the_kernels_compute_what_the_plain_attention_does(
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize(("window", "masked"), [(150, True)])
+@pytest.mark.parametrize(("window", "masked"), [(150, True), (100, True)])
 def test_devices_that_share_a_sequence_find_together_what_one_finds(window: int, masked: bool) -> None:
-    """Gradients of keys and values are summed over the devices. Two query heads to a key head."""
+    """Chunks are of 128: the longer window needs all keys, the shorter one those of a neighbour. Gradients of keys and
+    values are summed over the devices. Two query heads to a key head.
+    """
     q, k, v = (numbers(1, LENGTH, n * 128, seed=i) for i, n in enumerate((2, 1, 1)))
     g = numbers(*q.shape, seed=3)
     ids = documents() if masked else None
@@ -76,7 +79,7 @@ def test_devices_that_share_a_sequence_find_together_what_one_finds(window: int,
     def shared(*x: jax.Array) -> jax.Array:
         def local(*x: jax.Array) -> jax.Array:
             mine = (sequence.part(one, 2, 1) for one in x)
-            return sequence.gather(tpu_divided_attention(*mine, ids, 128, window, 2))
+            return sequence.gather(divided_attention(*mine, ids, 128, window, 2))
 
         everywhere = PartitionSpec()
         mesh = Mesh(jax.devices()[:2], (sequence.AXIS,))
@@ -94,7 +97,8 @@ def test_devices_that_share_a_sequence_find_together_what_one_finds(window: int,
 def test_devices_that_share_a_sequence_compute_every_tile_once_and_as_many_each(window: int, by_keys: bool) -> None:
     chunk, count = 512, 2
     held = sequence.chunks_held(count)
-    steps = flash_blocks.divided_visits(held, held.reshape(-1), chunk, window, by_keys)
+    everywhere = np.tile(held.reshape(-1), (count, 1))
+    steps = flash_blocks.divided_visits(held * chunk, everywhere * chunk, chunk, window, by_keys)
     tiles, per_block, per_chunk = 2 * count * chunk // steps.tile, steps.block // steps.tile, chunk // steps.block
     found = np.zeros((tiles, tiles), int)
 
