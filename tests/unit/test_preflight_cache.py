@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.preflight import DEVICE, recipe
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, TrainerError
 from trainer.hardware import device_type
 from trainer.plan import Plan
 from trainer.preflight import cache, preflight
@@ -72,18 +72,20 @@ def test_sources_and_versions_are_part_of_the_key(compiler: Compiler, monkeypatc
     assert compiler.calls == 3
 
 
-def test_a_compiler_that_dies_is_asked_again(compiler: Compiler) -> None:
-    compiler.outcome, compiler.text = (
-        {**FITS, "error": "the compiler's process ended with code -9", "final": False},
-        None,
-    )
-    assert preflight.preflight(recipe(), PLAN).verdict == "does not compile"
-    preflight.preflight(recipe(), PLAN)
-    assert compiler.calls == 2
-    compiler.outcome = TOO_LARGE  # but what ran out of memory will do so again
+def test_what_ran_out_of_memory_is_kept_and_a_process_that_died_is_not(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def died(*_: Any) -> dict[str, Any]:
+        raise TrainerError("the process that compiles ended with code -9")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(preflight, "_work", died)
+        with pytest.raises(TrainerError, match="code -9"):
+            preflight.preflight(recipe(), PLAN)
+    compiler.outcome, compiler.text = TOO_LARGE, None
     assert preflight.preflight(recipe(), PLAN).peak_gib == 164.9
     assert preflight.preflight(recipe(), PLAN).verdict == "out of memory"
-    assert compiler.calls == 3
+    assert compiler.calls == 1
 
 
 def test_without_a_compiler_it_says_what_to_install(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:

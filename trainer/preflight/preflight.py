@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import ConfigurationError
+from trainer.errors import ConfigurationError, TrainerError
 from trainer.hardware import DeviceType, device_type
 from trainer.plan import Plan
 from trainer.preflight import cache
@@ -40,7 +40,7 @@ def preflight(
     """The report of `plan`. Takes minutes and gigabytes unless it is cached (`fresh` does not look).
 
     `keep_text` is where the optimised program is copied to. Raises ConfigurationError where no TPU compiler is
-    installed, or none knows the device type.
+    installed, or none knows the device type; TrainerError when the process that compiles dies of something else.
     """
     kind = device_type(plan.device_type)
     check(kind)
@@ -52,8 +52,7 @@ def preflight(
             found = None if fresh else cache.find(key)  # whoever had the lock may have compiled the same
             if found is None:
                 found = _compile(recipe, plan, options, Path(out), timeout)
-                if found[0].get("final", True):
-                    cache.keep(key, *found)
+                cache.keep(key, *found)
     outcome, text = found
     if keep_text and text is not None:
         keep_text.write_text(text)
@@ -135,5 +134,4 @@ def _work(recipe: Recipe, plan: Plan, options: dict[str, str], out: Path, timeou
     if done.is_file():
         return json.loads(done.read_text())
     tail = " ".join(line for line in errors.read_text(errors="replace").splitlines()[-3:])
-    message = f"the compiler's process ended with code {code}: {tail}"
-    return {"error": message, "compile_seconds": 0.0, "memory": {}, "final": False}
+    raise TrainerError(f"preflight of {plan.device_type}: the process that compiles ended with code {code}: {tail}")
