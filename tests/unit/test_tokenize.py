@@ -316,6 +316,10 @@ def test_the_command_says_how_a_recipe_reads_it_and_data_check_accepts_it(ran: s
     checked = CliRunner().invoke(command, ["check", "--recipe", str(path), "--data-root", str(tmp_path / "out")])
     assert checked.exit_code == 0, checked.output
     assert f"in {len(made.files)} files" in checked.output
+    assert "warning" not in checked.output
+    path.write_text(load("tiny", overrides | {"data.eos_id": 0}).model_dump_json())
+    checked = CliRunner().invoke(command, ["check", "--recipe", str(path), "--data-root", str(tmp_path / "out")])
+    assert "warning: data.eos_id 0, which ends documents, is nowhere in the" in checked.output
     told = load(
         "tiny", overrides | {"data.files": fields["files"][1:], "data.omitted_files": [fields["files"][0]["path"]]}
     )

@@ -38,17 +38,21 @@ for command in (make.tokenize, make.write_bytes, make.examples, make.pack):
 @click.option("--sets", multiple=True, metavar="NAME|NAME=FILE,…", help="Held-out sets that the run will evaluate.")
 def check(reference: str, data_root: str, overrides: tuple[str, ...], sets: tuple[str, ...]) -> None:
     """Look at a recipe's token files as a first start would: all there, whole, and no held-out text trained on."""
+    from trainer.data.ends import unended
     from trainer.data.held_out import check_corpus
     from trainer.evaluation_settings import expand, parse_sets
     from trainer.freezing import freeze
     from trainer.recipe import load, parse_overrides
 
     recipe = freeze(load(reference, parse_overrides(overrides)), data_root)
+    said = unended(recipe, data_root)
     held_out, whole = check_corpus(recipe, data_root, expand(parse_sets(sets)))
     where = "none of them in the training files" if whole else "none of them in a sample of the training files"
     click.echo(
         f"{recipe.instances:,} training instances in {len(recipe.data.files):,} files; {held_out:,} held out, {where}"
     )
+    if said:
+        click.echo(f"warning: {said}", err=True)
     if recipe.data.omitted_files:
         click.echo(_left_out(recipe.data.omitted_files))
 
