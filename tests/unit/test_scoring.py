@@ -39,8 +39,10 @@ def rows(vocabulary: int, count: int = 30, seed: int = 0) -> list[Row]:
     return made
 
 
-def scored(recipe: Recipe, devices: int, given: list[Row], longest: int = LONGEST) -> list[np.ndarray]:
-    mesh = mesh_of(jax.devices()[:devices])
+def scored(
+    recipe: Recipe, devices: int, given: list[Row], longest: int = LONGEST, sharing: int = 1
+) -> list[np.ndarray]:
+    mesh = mesh_of(jax.devices()[:devices], sharing)
     return Scorer(recipe, mesh, longest).score(params(recipe, mesh), given)
 
 
@@ -62,6 +64,7 @@ def test_scores_are_bit_by_bit_the_same_on_any_number_of_devices(monkeypatch: py
     one = bits(scored(RECIPE, 1, given))
     assert len({*one}) == len(given)
     assert bits(scored(RECIPE, 4, given)) == one
+    assert bits(scored(RECIPE, 2, given, sharing=2)) == one, "rows are whole though training shares sequences"
 
 
 def test_scores_depend_neither_on_the_order_nor_on_what_else_is_asked() -> None:
