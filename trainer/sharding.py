@@ -143,7 +143,7 @@ def sharded_weights(
     if mesh.size == 1:
         return isolated(Weights(dtype, attend=attend)) if invariant else Weights(dtype, attend=attend)
     dims = {name: sharded_dim(spec, mesh.size) for name, spec in param_specs(model).items()}
-    torus = planes(list(mesh.devices.flat), AXIS) if axes == AXIS else None
+    torus = planes(list(mesh.devices.flat), axes)
 
     def fetch(name: str, value: jax.Array) -> jax.Array:
         dim = dims[name]

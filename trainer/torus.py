@@ -13,9 +13,9 @@ import jax
 
 @dataclass(frozen=True)
 class Planes:
-    """`count` planes of `size` devices each, neighbours along the mesh axis `axis`."""
+    """`count` planes of `size` devices each, neighbours along the mesh axis `axis`, or axes."""
 
-    axis: str
+    axis: str | tuple[str, ...]
     count: int
     size: int
 
@@ -40,7 +40,7 @@ class Planes:
         return x
 
 
-def planes(devices: Sequence[jax.Device], axis: str) -> Planes | None:
+def planes(devices: Sequence[jax.Device], axis: str | tuple[str, ...]) -> Planes | None:
     """The planes of one slice, in the order of `devices`; None where it has fewer dimensions or they do not lie so."""
     if devices[0].platform != "tpu" or len({getattr(d, "slice_index", 0) for d in devices}) > 1:
         return None

@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from trainer import xla_flags
+from trainer import sequence, xla_flags
 from trainer.sharding import AXIS, mesh_of
 from trainer.torus import Planes, planes
 
 
-@pytest.mark.parametrize("planes", [Planes(AXIS, 2, 4), Planes(AXIS, 4, 2)])
+@pytest.mark.parametrize("planes", [Planes(AXIS, 2, 4), Planes(AXIS, 4, 2), Planes((AXIS, sequence.AXIS), 2, 4)])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_two_phases_do_what_one_does(planes: Planes, dim: int) -> None:
-    mesh = mesh_of(jax.devices()[:8])
+    mesh, axis = mesh_of(jax.devices()[:8], 1 if planes.axis == AXIS else 2), planes.axis
     x = jnp.asarray(np.random.default_rng(0).integers(-9, 9, (16, 24)), jnp.float32)  # sums are exact
-    spec = PartitionSpec(*(AXIS if d == dim else None for d in range(2)))
+    spec = PartitionSpec(*(axis if d == dim else None for d in range(2)))
 
     def both(part: jax.Array) -> tuple[jax.Array, ...]:
         whole = planes.all_gather(part, dim)
-        mine = whole * (1 + jax.lax.axis_index(AXIS))
-        plain = jax.lax.psum_scatter(mine, AXIS, scatter_dimension=dim, tiled=True)
+        mine = whole * (1 + jax.lax.axis_index(axis))
+        plain = jax.lax.psum_scatter(mine, axis, scatter_dimension=dim, tiled=True)
         return whole, planes.psum_scatter(mine, dim), plain
 
     whole, scattered, plain = jax.jit(
