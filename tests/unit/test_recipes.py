@@ -13,6 +13,7 @@ import yaml
 from orchestrator.api import parse_run
 from orchestrator.planning import ladder
 from tests.golden import inputs
+from trainer.attention import visible
 from trainer.errors import ConfigurationError
 from trainer.model import init_params, param_count
 from trainer.optimizer import adamw
@@ -50,6 +51,10 @@ def test_windows_are_where_olmo_core_has_them() -> None:
     model = load("olmo3_7b_stage1").model
     assert [i for i in range(32) if model.window(i) > 0] == GOLDEN["windowed"]
     assert {model.window(i) for i in GOLDEN["windowed"]} == {GOLDEN["window_size"]} == {4096}
+    seen = np.flatnonzero(visible(np.array([5000]), np.arange(6000), 4096))
+    assert (seen[0], seen[-1], len(seen)) == (905, 5000, 4096), (
+        "itself and 4,095 before it: flash attention's (4095, 0)"
+    )
 
 
 def test_yarn_is_where_olmo_core_has_it() -> None:
