@@ -200,6 +200,15 @@ def test_a_source_of_packed_files_may_be_left_out() -> None:
 # --- the example
 
 
+def test_the_example_commits_as_often_as_ai2_did() -> None:
+    """Their checkpointer: save_interval 1000 in stage 1; in stage 2 ephemeral_save_interval 100 besides."""
+    text = (Path(__file__).parents[2] / "examples" / "kubernetes" / "olmo3-7b.yaml").read_text(encoding="utf-8")
+    runs = {run.name: run for run in (parse_run(d, "olmo3-7b.yaml") for d in yaml.safe_load_all(text))}
+    found = {name: (run.spec.checkpoint.every_steps, run.spec.checkpoint.keep.every) for name, run in runs.items()}
+    assert found["olmo3-7b-stage1"] == (1000, 10_000)
+    assert found["olmo3-7b-stage2"] == (100, 1000)
+
+
 def test_the_example_of_three_stages_is_a_chain_that_can_be_planned() -> None:
     text = (Path(__file__).parents[2] / "examples" / "kubernetes" / "olmo3-7b.yaml").read_text(encoding="utf-8")
     runs = [parse_run(document, "olmo3-7b.yaml") for document in yaml.safe_load_all(text)]

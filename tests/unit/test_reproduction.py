@@ -15,7 +15,7 @@ ROWS = [
 ]
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 # Facts per section: raise a number with a row, never lower it.
-FACTS = {1: 13, 2: 9, 3: 4, 4: 9, 5: 9, 6: 10, 7: 2, 8: 9, 9: 9}
+FACTS = {1: 13, 2: 9, 3: 4, 4: 9, 5: 9, 6: 10, 7: 6, 8: 9, 9: 9}
 UNDONE = "needs weights or TPU"
 
 
