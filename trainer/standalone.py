@@ -103,10 +103,15 @@ def prepare(
         raise ConfigurationError(
             f"--target {target} is lower than what is committed (step {head.commit.step}) in {rundir.uri}; raise it"
         )
-    if rundir.read_recipe() is None:  # fixed for good by the next line: a mistake in the data must show before
+    if rundir.read_recipe() is None:  # fixed for good by the next line: a mistake in the sources must show before
+        from trainer.beginning import resolve
         from trainer.data.held_out import check_corpus
         from trainer.evaluate import check_tasks
+        from trainer.weights.sources import open_hugging_face
 
+        resolve(settings.init_from)
+        if settings.init_from is not None and settings.init_from.hf is not None:
+            open_hugging_face(settings.init_from.hf, frozen)
         check_tasks(frozen, settings)
         check_corpus(frozen, data_root, expand(settings.evaluation.sets))
     rundir.create_recipe(frozen)

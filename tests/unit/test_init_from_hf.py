@@ -8,11 +8,13 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from click.testing import CliRunner
 
 from tests.support.goldens import MODELS, TRANSFORMERS, assert_same, whole
 from tests.support.models import small_recipe
 from trainer import beginning, convert
 from trainer.checkpoint import Checkpoints
+from trainer.cli import cli
 from trainer.digest import state_digest, state_digest_numpy
 from trainer.errors import ConfigurationError
 from trainer.recipe import Recipe, Yarn
@@ -104,3 +106,15 @@ def test_a_converted_folder_begins_a_run_like_the_original(tmp_path: Path) -> No
     assert state_digest(state) == state_digest(built(TRANSFORMERS / "gqa", recipe, 8))
     with pytest.raises(ConfigurationError, match=r"weights alone, set initFrom\.optimizerState: false"):
         beginning.build(beginning.resolve(InitFrom(checkpoint=str(folder)))[0], recipe, mesh, Checkpoints())
+
+
+@pytest.mark.parametrize("source", ["hf:{here}/nowhere", "{here}/no-run@4", "{here}/run@x"])
+def test_a_source_that_is_not_there_leaves_no_run_directory_with_a_recipe(tmp_path: Path, source: str) -> None:
+    """The recipe of a run is fixed for good: a mistake in the command must show before."""
+    random = np.random.default_rng(0)
+    for file in ("stdlib-train.bin", "stdlib-heldout.bin"):
+        random.integers(0, 256, 64 * 4096).astype("<u2").tofile(tmp_path / file)
+    command = ["train", "--recipe", "tiny", "--run-directory", str(tmp_path / "run"), "--data-root", str(tmp_path)]
+    done = CliRunner().invoke(cli, [*command, "--target", "4", "--init-from", source.format(here=tmp_path)], obj=0.0)
+    assert isinstance(done.exception, ConfigurationError), done.output
+    assert not (tmp_path / "run" / "recipe.json").exists()
