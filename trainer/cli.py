@@ -10,7 +10,11 @@ from trainer.errors import TrainerError
 
 SUBCOMMANDS = {
     "train": ("trainer.commands", "train", "One process of a training start, or a whole run without an orchestrator."),
-    "evaluate": ("trainer.evaluate_command", "evaluate", "Held-out losses and downstream tasks of a commit or of weights."),
+    "evaluate": (
+        "trainer.evaluate_command",
+        "evaluate",
+        "Held-out losses and downstream tasks of a commit or of weights.",
+    ),
     "convert": ("trainer.convert", "convert", "Weights from and to Hugging Face's and OLMo-core's formats."),
     "parity": ("trainer.parity.commands", "parity", "Our model's predictions beside those of Hugging Face's."),
     "preflight": ("trainer.preflight.command", "preflight", "Compile the step for a TPU slice, without one."),
