@@ -3,6 +3,9 @@
 import importlib.util
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from trainer.preflight.accounting import Report
 from trainer.preflight.plans import plan_of
 from trainer.preflight.preflight import preflight
 
-GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "preflight.json").read_text())
+GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "preflight_step.json").read_text())
 EXACT = ("verdict", "limit_gib", "attention", "recomputed")
 installed = importlib.util.find_spec("libtpu") is not None or "TPU_LIBRARY_PATH" in os.environ
 
@@ -39,7 +42,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 
 def test_the_step_that_trains_gives_the_committed_report(report: Report) -> None:
-    """If the step was changed on purpose: python tests/golden/make_preflight_hlo.py, and look at what it changed."""
+    """If the step was changed on purpose: python tests/golden/make_preflight_hlo.py step, and look at what it changed."""
     now: dict[str, Any] = report.to_json()
     assert {name: now[name] for name in EXACT} == {name: GOLDEN[name] for name in EXACT}
     assert now["flops"] == GOLDEN["flops"]
@@ -51,8 +54,23 @@ def test_the_step_that_trains_gives_the_committed_report(report: Report) -> None
 
 def test_a_model_that_is_too_large_is_refused_with_its_size() -> None:
     body = recipe().model_dump(mode="json")
-    body["model"] |= {"padded_vocab_size": 2**23, "n_layers": 1}
+    body["model"] |= {"padded_vocab_size": 2**25, "n_layers": 1}
     large = recipe().model_validate(body)
     found = preflight(large, plan_of(large, device_type("tpu7x-1x1x1"), 1, 1, "none"), fresh=True)
     assert found.verdict == "out of memory"
     assert found.peak_gib is not None and found.peak_gib > found.limit_gib
+
+
+def test_the_compiler_does_not_outlive_who_asked_it(tmp_path: Path) -> None:
+    """It takes a core for minutes, and its outcome would go nowhere."""
+    child = "from trainer.preflight.worker import _end_with_parent as e; e(); print('up', flush=True); import time; time.sleep(60)"
+    parent = f"import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', {child!r}]); print(p.pid, flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert process.stdout.readline() == "up\n"
+        process.kill()
+    until = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and "zombie" not in Path(f"/proc/{pid}/status").read_text():
+        assert time.monotonic() < until, "the child is still there"
+        time.sleep(0.1)
