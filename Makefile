@@ -24,8 +24,8 @@ check: env  ## format, lint, types, import contracts
 format: env  ## rewrite files in the project's format
 	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
 
-test-fast: env  ## unit tests: no processes, no cluster
-	@$(RUN) -m pytest tests/unit -q -n 2
+test-fast: env  ## unit tests: no processes, no cluster, no large programs
+	@$(RUN) -m pytest tests/unit -q -n 2 -m "not slow"
 
 test-cluster: env  ## on a real Kubernetes control plane (the first time builds it: about 12 minutes)
 	@$(RUN) -m tests.lab.build > /dev/null

@@ -19,6 +19,8 @@ from trainer.rope import norm_rope as plain_norm_rope
 from trainer.rope import rope_table
 from trainer.splash import attention_for
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 512
 
 

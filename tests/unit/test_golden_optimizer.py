@@ -114,6 +114,7 @@ RECIPE = small_recipe(
 )
 
 
+@pytest.mark.slow
 def test_a_model_trains_as_under_olmo_core_s_train_module() -> None:
     """Forward, loss with z-loss, gradients over two micro-batches, clip, decay, rate and update, for 24 steps."""
     golden = np.load(inputs.HERE / "olmo_core_model.npz")

@@ -67,6 +67,7 @@ def tokens_for(model: Model, batch: int, length: int) -> np.ndarray:
     ],
     ids=["scanned", "last-full", "yarn"],
 )
+@pytest.mark.slow
 def test_forward_is_the_reference(model: Model) -> None:
     params, tokens = loud_params(model), tokens_for(model, 2, 11)
     ours = np.asarray(jax.jit(lambda p, t: forward(p, t, model, "float32"))(params, tokens))
@@ -75,6 +76,7 @@ def test_forward_is_the_reference(model: Model) -> None:
         np.testing.assert_allclose(ours[row], expected, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("remat", "refetch"), [("none", False), ("full", False), ("mlp", True)])
 def test_loss_and_gradients_are_the_reference_s(remat: str, refetch: bool) -> None:
     """The hand-written gradients (shared products, embedding, head) against slopes of the plain numpy loss."""
@@ -101,6 +103,7 @@ def test_loss_and_gradients_are_the_reference_s(remat: str, refetch: bool) -> No
         assert float(np.sum(gradient * direction)) == pytest.approx(slope, rel=2e-3, abs=2e-3), name
 
 
+@pytest.mark.slow
 def test_bfloat16_stays_close_and_keeps_float32_gradients() -> None:
     model = small_model(n_layers=1)
     params, tokens = loud_params(model), tokens_for(model, 2, 9)

@@ -43,6 +43,7 @@ def end_of_stage_1(mesh: Any) -> TrainState:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("carry", [False, True])
 def test_a_stage_begins_where_the_last_one_ended(carry: bool) -> None:
     mesh = mesh_of(jax.devices()[:1])

@@ -23,6 +23,8 @@ from trainer.rope import rope_table
 from trainer.weights.slots import Slot
 from trainer.weights.sources import NamedSource, open_hugging_face
 
+pytestmark = pytest.mark.slow
+
 
 def predicted(name: str, dtype: str = "float32", **changes: Any) -> np.ndarray:
     """Logits [2, 24, 64] of our model with the golden's weights, by the function that trains."""

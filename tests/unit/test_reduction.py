@@ -17,6 +17,8 @@ from trainer.recipe import Recipe
 from trainer.reduction import block_grid, squared_norm, sum_everywhere, sum_to_shards, tree_sum
 from trainer.sharding import mesh_of
 
+pytestmark = pytest.mark.slow
+
 AXIS = "fsdp"
 SPLITS = [(1, 32, 1), (1, 1, 32), (2, 4, 4), (4, 8, 1), (8, 1, 4), (8, 4, 1)]  # devices, micro-batch, accumulation
 

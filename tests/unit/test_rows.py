@@ -84,6 +84,7 @@ def shuffled(tokens: np.ndarray, devices: int, accumulation: int) -> dict[str, n
     }
 
 
+@pytest.mark.slow
 def test_the_denominator_is_the_global_batch_s() -> None:
     """Rows of 14, 23, 23 and 13 targets: a mean of means over devices or micro-batches would be another number."""
     recipe, golden = packed(), np.load(inputs.HERE / "olmo_core_model.npz")

@@ -16,6 +16,8 @@ from trainer.sharding import mesh_of, param_shardings
 from trainer.weights.on_mesh import load_params
 from trainer.weights.sources import open_hugging_face
 
+pytestmark = pytest.mark.slow
+
 LONGEST = 24
 
 

@@ -15,6 +15,8 @@ from trainer.sequence import chunks_held
 from trainer.sharding import mesh_of, put_batch
 from trainer.step import init_state, make_eval_step, make_train_step
 
+pytestmark = pytest.mark.slow
+
 LENGTH = 24  # chunks of 3 tokens with a window of 3: it crosses the borders of chunks and of devices
 PLAIN = small_recipe(sequence_length=LENGTH, global_batch=4)
 MASKED = PLAIN.model_copy(

@@ -10,6 +10,8 @@ from jax.experimental.pallas import tpu as pltpu
 from trainer.attention import attention
 from trainer.splash import splash_attention
 
+pytestmark = pytest.mark.slow
+
 LENGTH, HEADS, HEAD_DIM = 256, 1, 128
 
 

@@ -20,6 +20,8 @@ from trainer.schedule import learning_rate
 from trainer.sharding import make_mesh, mesh_of, put_batch, sharded_dim
 from trainer.step import TrainState, abstract_state, init_state, make_eval_step, make_train_step
 
+pytestmark = pytest.mark.slow
+
 RECIPE = small_recipe()
 B, S = RECIPE.global_batch, RECIPE.sequence_length
 
