@@ -108,7 +108,12 @@ def _run(work: Work, notes: dict[int, Note], processes: int, progress: Progress)
     with ProcessPoolExecutor(
         workers, context, initializer=_enter, initargs=(work, processes // workers, read, stop)
     ) as pool:
-        futures = {pool.submit(_in_process, number): number for number in left}
+        # Processes inherit the mask from their first instruction on: Ctrl-C reaches the parent alone, which stops them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            futures = {pool.submit(_in_process, number): number for number in left}
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         waiting = set(futures)
         try:
             while waiting:
@@ -153,7 +158,6 @@ _mine: dict[str, Any] = {}
 
 
 def _enter(work: Work, threads: int, read: Any, stop: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told too, and stops us
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(TOKENIZERS_PARALLELISM="true" if threads > 1 else "false", RAYON_NUM_THREADS=str(threads))
     _mine.update(
