@@ -110,9 +110,13 @@ def test_a_bad_line_ends_all_processes_with_one_message(corpus: Path, small: Pat
 
 
 def test_ctrl_c_is_quiet_and_what_is_done_is_kept(corpus: Path, small: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    for copy in range(5):  # more than is done between two looks of ours
+        for file in corpus.iterdir():
+            (source / f"{copy}-{file.name}").symlink_to(file)
     process = subprocess.Popen(
-        command(str(corpus), str(out), small, 2), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command(str(source), str(out), small, 2), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     deadline = time.monotonic() + 60
     while not list(out.glob(".tokenize/0*.json")) and process.poll() is None and time.monotonic() < deadline:
