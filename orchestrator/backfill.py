@@ -73,6 +73,8 @@ def live_ending(o: Observation, verdict: Verdict) -> Ending:
     assert admission is not None
     start = o.current_start
     claimed = start if start is not None and claimed_by(start, admission) else None
+    if claimed is not None and any(e.attempt == gang.attempt and e.start == claimed.start for e in o.endings):
+        claimed = None  # taken for gone once, by an old answer of the cluster: no start ends twice
     return _entry(o, gang.attempt, claimed, ending_key(gang, admission), verdict, admission)
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.budgets import NO_NEW_COMMIT
@@ -269,6 +269,7 @@ scripts = st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 12)), max_s
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scripts, st.integers(1, 2), st.booleans(), st.booleans())
+@example([("stale_view", 5), ("hang", 2)], 1, False, False)  # taken for gone, and hung afterwards
 def test_any_faults_end_in_done_or_in_a_spent_budget(
     script: list[tuple[str, int]], orchestrators: int, remembers: bool, tells: bool
 ) -> None:
