@@ -16,6 +16,7 @@ YaRN: transformers from 5.0 on applies it to windowed layers too, so that 4.57 a
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -157,6 +158,15 @@ def write_olmo_core(model: Olmo3ForCausalLM) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         torch.save((olmo_core_config(model.config), olmo_core_state(model)), f"{scratch}/model.pt")
         mp.spawn(_save, args=(f"{scratch}/model.pt", str(folder)), nprocs=2)
+    forget_place(folder)
+
+
+def forget_place(folder: Path) -> None:
+    """torch notes where a checkpoint was written, which is nobody's business."""
+    index = folder / ".metadata"
+    metadata = pickle.loads(index.read_bytes())
+    metadata.storage_meta.checkpoint_id = folder.name
+    index.write_bytes(pickle.dumps(metadata))
 
 
 def _save(rank: int, path: str, folder: str) -> None:
