@@ -15,6 +15,7 @@ from typing import BinaryIO, Protocol
 
 from trainer.data_root import GcsRoot, Wording
 from trainer.errors import ConfigurationError, StorageUnavailable
+from trainer.places import written
 
 OUTPUT = Wording("output file", "--out", "give a folder or a gs:// prefix", "it was changed since")
 TEMPORARY = ".tmp"
@@ -137,16 +138,8 @@ class DiskOutput:
         finally:
             os.close(descriptor)
 
-    @contextlib.contextmanager
-    def _said(self) -> Iterator[None]:
-        """System errors as ours: what the user can change, and a full disk."""
-        try:
-            yield
-        except OSError as error:
-            message = f"--out {self.uri}: {error.strerror or error} ({error.filename or 'while writing'})"
-            if error.filename is None:  # a write, not a name: the disk is full or failing
-                raise StorageUnavailable(message) from error
-            raise ConfigurationError(message) from error
+    def _said(self) -> AbstractContextManager[None]:
+        return written(f"--out {self.uri}")
 
 
 class GcsOutput:
