@@ -41,7 +41,7 @@ def commit_like(folder: Path) -> None:
     """A checkpoint folder with the chunks of a commit of four devices; nothing in it but its shapes."""
     import tensorstore
 
-    from trainer.model import param_specs
+    from trainer.params import param_specs
 
     folder.mkdir()
     (folder / "_METADATA").write_text(json.dumps({"use_zarr3": False}))

@@ -24,11 +24,11 @@ def flops_per_token(model: Model, length: int, counting: Counting = REPORTED) ->
     attention = 2 * model.d_model * (heads + kv_heads) + heads + kv_heads  # four matrices and the two norms
     layer = attention + 3 * model.d_model * model.mlp_hidden
     weights = model.n_layers * layer + model.d_model * (model.padded_vocab_size + 1)
-    keys = sum(_keys(model.window(layer), length, counting) for layer in range(model.n_layers))
+    keys = sum(keys_seen(model.window(layer), length, counting) for layer in range(model.n_layers))
     return 6 * weights + 12 * heads * keys
 
 
-def _keys(window: int, length: int, counting: Counting) -> float:
+def keys_seen(window: int, length: int, counting: Counting) -> float:
     """Positions that one position looks at, on average; `window` counts itself, and is not positive for none."""
     seen = min(window, length) if window > 0 else length
     if counting == "causal":  # 1, 2, …, seen, and then always seen

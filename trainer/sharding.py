@@ -16,7 +16,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainer import sequence
 from trainer.errors import ConfigurationError
-from trainer.model import ParamSpec, Weights, param_specs
+from trainer.model import Weights
+from trainer.params import ParamSpec, param_specs
 from trainer.plan import Plan
 from trainer.recipe import Model
 from trainer.reduction import sum_to_shards

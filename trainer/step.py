@@ -15,8 +15,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from trainer import sequence, xla_flags
 from trainer.digest import data_hash, ids_hash
-from trainer.model import Params, Weights, init_params, next_token_loss, param_specs
+from trainer.model import Params, Weights, init_params, next_token_loss
 from trainer.optimizer import Window, adamw, append, clip_coefficient, empty_window, is_spike
+from trainer.params import param_specs
 from trainer.plan import Plan, require_sequence
 from trainer.recipe import Recipe
 from trainer.reduction import block_grid, one_by_one, pick, squared_norm, sum_everywhere, tree_sum

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainer.model import param_specs
+from trainer.params import param_specs
 from trainer.recipe import Model
 from trainer.weights.slots import own_shape, slots
 from trainer.weights.sources import Source

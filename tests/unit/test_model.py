@@ -16,12 +16,11 @@ from trainer.model import (
     forward,
     init_params,
     next_token_loss,
-    param_count,
-    param_specs,
     swiglu,
     window_period,
 )
 from trainer.norm import rms_norm
+from trainer.params import param_count, param_specs
 from trainer.recipe import Model, Yarn, load
 from trainer.rope import apply_rope, rope_table
 

@@ -9,12 +9,13 @@ import pytest
 
 from tests.support.preflight import DEVICE, recipe
 from trainer.hardware import device_type
+from trainer.params import param_count
 from trainer.preflight import hlo
 from trainer.preflight.accounting import Report, account, refused, report_of
 from trainer.preflight.executions import Executions
 from trainer.preflight.kernels import kernels
 from trainer.preflight.matmuls import flops, matmuls
-from trainer.preflight.model_flops import attention_pairs, model_flops, parameters
+from trainer.preflight.model_flops import attention_pairs, model_flops
 from trainer.preflight.plans import plan_of
 from trainer.recipe import load
 
@@ -127,7 +128,7 @@ def test_products_of_every_form() -> None:
 
 def test_the_reference_counts_49_gflop_per_token() -> None:
     stage1 = load("olmo3_7b_stage1")
-    assert parameters(stage1.model) == 7_298_617_344
+    assert param_count(stage1.model) == 7_298_617_344
     assert model_flops(stage1) / stage1.global_batch / 8192 / 1e9 == pytest.approx(49.03, abs=0.01)  # MaxText: 49.02
     assert attention_pairs(stage1.model, 8) == 32 * 36  # below the window all are causal
 

@@ -15,8 +15,9 @@ from orchestrator.planning import ladder
 from tests.golden import inputs
 from trainer.attention import visible
 from trainer.errors import ConfigurationError
-from trainer.model import init_params, param_count
+from trainer.model import init_params
 from trainer.optimizer import adamw
+from trainer.params import param_count
 from trainer.recipe import Optimizer, Recipe, Yarn, load
 from trainer.rope import frequencies, rope_table
 

@@ -13,8 +13,8 @@ from tests.support.models import cpu_plan, small_recipe
 from trainer.data.hashes import data_hash, ids_hash
 from trainer.digest import hash_text, state_digest
 from trainer.errors import ConfigurationError
-from trainer.model import ParamSpec
 from trainer.optimizer import Window, empty_window
+from trainer.params import ParamSpec
 from trainer.recipe import Optimizer
 from trainer.schedule import learning_rate
 from trainer.sharding import make_mesh, mesh_of, put_batch, sharded_dim

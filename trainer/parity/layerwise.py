@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from trainer.model import Weights, layer, param_specs
+from trainer.model import Weights, layer
 from trainer.norm import rms_norm
+from trainer.params import param_specs
 from trainer.rope import rope_table
 from trainer.splash import attention_for
 from trainer.weights.slots import Slot, slots

@@ -12,7 +12,7 @@ committed table, as are those of programs that did not fit, whose size the compi
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trainer.preflight.model_flops import parameters
+from trainer.params import param_count
 from trainer.preflight.policies import POLICIES, Policy
 from trainer.recipe import Recipe
 
@@ -40,7 +40,7 @@ class Shape:
 def shape_of(recipe: Recipe) -> Shape:
     model = recipe.model
     width = 2 if recipe.compute_dtype == "bfloat16" else 4
-    return Shape(parameters(model), model.n_layers, model.d_model, model.mlp_hidden, recipe.sequence_length, width)
+    return Shape(param_count(model), model.n_layers, model.d_model, model.mlp_hidden, recipe.sequence_length, width)
 
 
 @dataclass(frozen=True)

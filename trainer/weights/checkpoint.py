@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from trainer.errors import ConfigurationError
-from trainer.model import param_specs
+from trainer.params import param_specs
 from trainer.weights.description import Description
 from trainer.weights.folder import Folder
 from trainer.weights.slots import Slot, slots

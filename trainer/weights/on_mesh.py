@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from trainer.model import Params, param_specs
+from trainer.model import Params
+from trainer.params import param_specs
 from trainer.weights.slots import slots
 from trainer.weights.sources import NamedSource
 

@@ -1,6 +1,6 @@
 """Every tensor of a model as others store it: one per parameter and layer, [out, in], the vocabulary without padding.
 
-All of it follows from the one definition per parameter (trainer.model.param_specs): 355 tensors for OLMo 3 7B.
+All of it follows from the one definition per parameter (trainer.params.param_specs): 355 tensors for OLMo 3 7B.
 """
 
 import difflib
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from trainer.errors import ConfigurationError
-from trainer.model import param_specs
+from trainer.params import param_specs
 from trainer.recipe import Model
 
 Naming = Literal["hf", "olmo_core"]
