@@ -52,13 +52,13 @@ def page(run: RunHistory, verdict: Verdict, summary: Mapping[str, Any], pictures
 def headline(run: RunHistory, verdict: Verdict, summary: Mapping[str, Any]) -> str:
     """The result in one or two sentences, the same on the page and at the end of the demo."""
     interruptions = [e for e in run.endings if e.cause != "completed"]
-    kinds = len({e.cause for e in interruptions})
+    causes = len({e.cause for e in interruptions})
     state = (
         f"Done at step {run.committed_step:,}"
         if run.done
         else f"Step {run.committed_step:,} of {run.target_step:,} is committed"
     )
-    parts = [f"{state} after {count(len(interruptions), 'interruption')} of {count(kinds, 'kind')}."]
+    parts = [f"{state} after {count(len(interruptions), 'interruption')} by {count(causes, 'cause')}."]
     repeated, missed = summary["repeated_instances"], summary["missed_instances"]
     if repeated == 0 and missed == 0:
         parts.append("No instance was read twice in what was committed, and none was skipped.")

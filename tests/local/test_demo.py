@@ -1,4 +1,4 @@
-"""The demo, whole: a run survives six interruptions of four kinds, and ends as the run that was never interrupted."""
+"""The demo, whole: a run survives six interruptions by four causes, and ends as the run that was never interrupted."""
 
 import json
 import os

@@ -143,7 +143,7 @@ def test_headline_says_what_is_not_proven(run: RunHistory, reference: RunHistory
     text = headline(run, failed, summary(run, failed, reference))
     assert text.endswith("NOT PROVEN: ledger.")
     good = headline(run, PROVEN, summary(run, PROVEN, reference))
-    assert good.startswith("Done at step 56 after 6 interruptions of 4 kinds.")
+    assert good.startswith("Done at step 56 after 6 interruptions by 4 causes.")
     assert "through step 41, where the number of devices first changed" in good
 
 
