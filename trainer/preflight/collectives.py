@@ -1,6 +1,7 @@
 """Communication between devices in one step: kinds, bytes, and what the schedule does meanwhile."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from trainer.preflight.executions import Executions
@@ -24,21 +25,48 @@ class Collective:
 def collectives(executions: Executions, cycles_of: dict[str, float]) -> list[Collective]:
     """All of the step. `cycles_of` is the TensorCore's work of one execution of each scheduled instruction."""
     found = []
-    threads = {name: executions.module.computations[name].thread for name in executions.counts}
     offloaded = _starts(executions)
-    for computation, instruction, times in executions.scheduled():
-        kind = instruction.opcode.removesuffix("-start")
-        if kind not in KINDS:
-            continue
-        asynchronous, meanwhile = instruction.opcode.endswith("-start"), 0.0
-        if asynchronous:
-            meanwhile = _between(computation, instruction, cycles_of)
-        elif threads[computation.name]:
-            asynchronous = True
-            caller = offloaded.get(computation.name)
-            meanwhile = _between(*caller, cycles_of) if caller else 0.0
-        whole = _whole(computation, instruction, kind)
-        found.append(Collective(_as(kind, instruction), whole[0], whole[1], times, asynchronous, meanwhile))
+    for computation, scheduled, times in executions.scheduled():
+        asynchronous, meanwhile = scheduled.opcode.endswith("-start"), 0.0
+        for home, instruction in _communicating(executions, computation, scheduled):
+            if asynchronous:
+                meanwhile = _between(computation, scheduled, cycles_of)
+            elif computation.thread:
+                asynchronous = True
+                caller = offloaded.get(computation.name)
+                meanwhile = _between(*caller, cycles_of) if caller else 0.0
+            kind = _kind(home, instruction, home is not computation)
+            dtype, size = _whole(home, instruction, kind)
+            found.append(Collective(_as(kind, instruction), dtype, size, times, asynchronous, meanwhile))
+    return found
+
+
+def _communicating(
+    executions: Executions, computation: Computation, scheduled: Instruction
+) -> Iterator[tuple[Computation, Instruction]]:
+    """The collective that an instruction is, or those that are fused into it."""
+    for home, instruction in [(computation, scheduled), *executions.module.inside(scheduled)]:
+        if instruction.opcode.removesuffix("-start") in KINDS:
+            yield home, instruction
+
+
+def _kind(computation: Computation, instruction: Instruction, is_fused: bool) -> str:
+    """By what arrives. XLA writes some reduce-scatters as an all-reduce of which each device takes its part, the two
+    fused to one instruction (all-reduce-scatter): no device gets the whole sum."""
+    kind = instruction.opcode.removesuffix("-start")
+    if kind == "all-reduce" and is_fused:
+        users = _users(computation, instruction)
+        if users and all(user.opcode == "dynamic-slice" for user in users):
+            return "reduce-scatter"
+    return kind
+
+
+def _users(computation: Computation, instruction: Instruction) -> list[Instruction]:
+    """What reads its results."""
+    found = []
+    for user in computation.instructions.values():
+        if instruction.name in user.operands:
+            found += _users(computation, user) if user.opcode == "get-tuple-element" else [user]
     return found
 
 
@@ -55,7 +83,10 @@ def _whole(computation: Computation, instruction: Instruction, kind: str) -> tup
     elif kind == "all-gather":
         arrays = instruction.arrays[len(instruction.arrays) // 2 :]  # (inputs, outputs)
     else:
-        arrays = tuple(a for name in instruction.operands for a in computation.instructions[name].arrays)
+        inputs = [computation.operand(instruction, i) for i in range(len(instruction.operands))]
+        # An all-reduce-scatter pads its inputs within.
+        inputs = [computation.operand(x, 0) if x.opcode == "pad" else x for x in inputs]
+        arrays = tuple(array for x in inputs for array in x.arrays)
     return arrays[0].dtype, sum(a.bytes for a in arrays)
 
 
