@@ -85,6 +85,13 @@ def account(
     recipe: Recipe, plan: Plan, kind: DeviceType, outcome: dict[str, Any], text: str | None, common: dict[str, Any]
 ) -> Report:
     """The report of one compilation. `outcome` is the worker's, `text` the program, `common` the report's first fields."""
+    return account_program(model_flops(recipe) // plan.devices, kind, outcome, text, common)
+
+
+def account_program(
+    model: int, kind: DeviceType, outcome: dict[str, Any], text: str | None, common: dict[str, Any]
+) -> Report:
+    """The same for any program that does `model` FLOPs of a model's work per device, whoever wrote it."""
     assert kind.hbm_gib_per_device is not None and kind.peak_flops_per_device is not None
     common = common | {"limit_gib": kind.hbm_gib_per_device, "compile_seconds": round(outcome["compile_seconds"], 1)}
     if outcome["error"] is not None or text is None:
@@ -96,7 +103,7 @@ def account(
     peak, clock = kind.peak_flops_per_device, cycles.CLOCK[kind.family]
     done = cycles.work(executions, pallas, kind.family, peak)
     flops = Flops(
-        model=model_flops(recipe) // plan.devices,
+        model=model,
         matmul=sum(m.flops * m.times for m in products),
         attention=sum(k.flops * k.times for k in attention),
         recomputed=sum(m.flops * m.times for m in products if m.is_recomputed),

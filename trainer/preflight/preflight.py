@@ -48,7 +48,7 @@ def preflight(
     key = cache.program(recipe, plan, options, installed)
     found = None if fresh else cache.find(key)
     if found is None:
-        with _one_at_a_time(), tempfile.TemporaryDirectory(prefix="untildone-preflight-") as out:
+        with one_at_a_time(), tempfile.TemporaryDirectory(prefix="untildone-preflight-") as out:
             found = None if fresh else cache.find(key)  # whoever had the lock may have compiled the same
             if found is None:
                 found = _compile(recipe, plan, options, Path(out), timeout)
@@ -75,7 +75,7 @@ def _compile(
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def one_at_a_time() -> Iterator[None]:
     """A compilation takes gigabytes and all cores: those of one user on one machine wait for each other."""
     cache.folder().mkdir(parents=True, exist_ok=True)
     with (cache.folder() / "lock").open("w") as lock:

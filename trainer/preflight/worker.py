@@ -51,12 +51,14 @@ def compile_step(recipe: Any, plan: Any, compiler_options: dict[str, str], text:
     except jax.errors.JaxRuntimeError as error:
         return outcome | {"error": str(error), "compile_seconds": time.monotonic() - began}
     outcome["compile_seconds"] = time.monotonic() - began
+    text.write_text(whole_text(compiled))
+    return outcome | {"memory": memory(compiled)}
+
+
+def memory(compiled: Any) -> dict[str, int]:
+    """Bytes by what they are for; `peak_memory` is what must fit."""
     stats = compiled.memory_analysis()
-    outcome["memory"] = {
-        name.removesuffix("_in_bytes"): getattr(stats, name) for name in dir(stats) if name.endswith("_in_bytes")
-    }
-    text.write_text(_whole_text(compiled))
-    return outcome
+    return {name.removesuffix("_in_bytes"): getattr(stats, name) for name in dir(stats) if name.endswith("_in_bytes")}
 
 
 def mesh_for(plan: Any) -> Any:
@@ -91,7 +93,7 @@ def abstract_arguments(recipe: Any, plan: Any, mesh: Any) -> tuple[Any, Any]:
     return abstract_state(recipe, mesh), batch
 
 
-def _whole_text(compiled: Any) -> str:
+def whole_text(compiled: Any) -> str:
     """The optimised program with its constants written out, as the masks of the attention kernels are among them; but not
     the tables of floating-point numbers, which are most of the text then."""
     from jaxlib import _hlo
