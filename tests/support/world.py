@@ -1,4 +1,4 @@
-"""A run directory, a cluster and trainers in memory, with a clock of their own: what decide() acts on in model tests.
+"""A cluster and trainers in memory, with a clock of their own: what decide() acts on in model tests.
 
 Small on purpose: trainers claim and commit only through HEAD, as PROTOCOL says; the cluster queues, admits, evicts and
 restarts gangs as JobSet and Kueue do. Faults are methods; each happens at once.
@@ -22,18 +22,16 @@ from orchestrator.decisions import (
     WriteRecipe,
     WriteSpec,
 )
-from trainer.errors import Fenced, StorageUnavailable, TruthUnknown
+from tests.support.memory_run_directory import MemoryRunDirectory
+from trainer.errors import Fenced
 from trainer.hardware import device_type
 from trainer.recipe import Recipe, load
-from trainer.rundir.alarms import Alarm
 from trainer.rundir.records import (
     AttemptSpec,
     CommitRef,
-    Ending,
     Evidence,
     ExitRecord,
     Head,
-    InitRecord,
     Phase,
     Program,
     Progress,
@@ -84,103 +82,6 @@ def run_of(**spec: Any) -> TrainingRun:
         "spec": body,
     }
     return parse_run(document, "test")
-
-
-class MemoryRunDirectory:
-    """The documents of a run directory, with the promises of PROTOCOL: create-only, and HEAD by generation."""
-
-    def __init__(self) -> None:
-        self.down = False
-        self.head_: Head | None = None
-        self.generation = 0
-        self.recipe: RecipeRecord | None = None
-        self.specs: dict[int, AttemptSpec] = {}
-        self.submitted: dict[int, Submitted] = {}
-        self.starts: dict[tuple[int, int], StartRecord] = {}
-        self.progress: dict[tuple[int, int], Progress] = {}
-        self.exits: dict[tuple[int, int], ExitRecord] = {}
-        self.pod_exits: dict[str, ExitRecord] = {}
-        self.ledger: dict[int, list[Ending]] = {}
-        self.requests: dict[str, Request] = {}
-        self.answers: dict[str, RequestDone] = {}
-        self.alarms: dict[str, Alarm] = {}
-
-    def _ask(self) -> None:
-        if self.down:
-            raise StorageUnavailable("the store does not answer")
-
-    def head(self, at_least: int = 0) -> tuple[Head, int] | None:
-        self._ask()
-        if at_least > (self.head_.attempt if self.head_ else 0):
-            raise TruthUnknown("HEAD was set back")
-        return (self.head_, self.generation) if self.head_ else None
-
-    def read_recipe(self) -> RecipeRecord | None:
-        self._ask()
-        return self.recipe
-
-    def read_init(self) -> InitRecord | None:
-        self._ask()
-        return None
-
-    def read_spec(self, attempt: int) -> AttemptSpec | None:
-        self._ask()
-        return self.specs.get(attempt)
-
-    def read_submitted(self, attempt: int) -> Submitted | None:
-        self._ask()
-        return self.submitted.get(attempt)
-
-    def read_start(self, attempt: int, start: int) -> StartRecord | None:
-        self._ask()
-        return self.starts.get((attempt, start))
-
-    def read_progress(self, attempt: int, start: int) -> Progress | None:
-        self._ask()
-        return self.progress.get((attempt, start))
-
-    def read_exit(self, attempt: int, start: int) -> ExitRecord | None:
-        self._ask()
-        return self.exits.get((attempt, start))
-
-    def read_pod_exit(self, attempt: int, pod_uid: str) -> ExitRecord | None:
-        self._ask()
-        return self.pod_exits.get(pod_uid)
-
-    def read_request(self, identifier: str) -> Request | None:
-        self._ask()
-        return self.requests.get(identifier)
-
-    def read_answer(self, identifier: str) -> RequestDone | None:
-        self._ask()
-        return self.answers.get(identifier)
-
-    def read_alarm(self, name: str) -> Alarm | None:
-        self._ask()
-        return self.alarms.get(name)
-
-    def endings(self, attempt: int | None = None) -> tuple[Ending, ...]:
-        self._ask()
-        chosen = self.ledger if attempt is None else {attempt: self.ledger.get(attempt, [])}
-        return tuple(ending for number in sorted(chosen) for ending in chosen[number])
-
-    def append_ending(self, ending: Ending) -> None:
-        self._ask()
-        entries = self.ledger.setdefault(ending.attempt, [])
-        if all(entry.key != ending.key for entry in entries):
-            entries.append(ending.model_copy(update={"index": len(entries) + 1}))
-
-    def swap(self, head: Head) -> None:
-        self.head_, self.generation = head, self.generation + 1
-
-    @property
-    def entries(self) -> tuple[Ending, ...]:
-        """The whole ledger, whether or not the store answers."""
-        return tuple(ending for number in sorted(self.ledger) for ending in self.ledger[number])
-
-    @property
-    def committed(self) -> int:
-        return self.head_.commit.step if self.head_ and self.head_.commit else 0
 
 
 @dataclass
