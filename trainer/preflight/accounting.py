@@ -12,6 +12,7 @@ from trainer.preflight.hlo import parse
 from trainer.preflight.kernels import Kernel, kernels
 from trainer.preflight.matmuls import Matmul, matmuls
 from trainer.preflight.model_flops import model_flops
+from trainer.preflight.overlap import Schedule
 from trainer.recipe import Recipe
 
 GIB = 2**30
@@ -50,6 +51,7 @@ class Report:
     cycles: dict[str, float] = field(default_factory=dict)
     step_seconds_floor: float | None = None
     mfu_ceiling: float | None = None
+    waiting_seconds: float | None = None  # for communication, at the peak of the links
     communication: list[dict[str, Any]] = field(default_factory=list)
     largest: list[dict[str, Any]] = field(default_factory=list)
     products: list[dict[str, Any]] = field(default_factory=list)  # matmuls by the cycles they take
@@ -112,6 +114,8 @@ def account_program(
     per_execution = {w.instruction.name: w.instruction.cycles for w in done} | {
         k.instruction.name: cycles.of_kernel(k, kind.family, peak) for k in pallas
     }
+    found = collectives.collectives(executions, per_execution)
+    schedule = Schedule(executions, found, {name: value / clock for name, value in per_execution.items()}, kind.family)
     return Report(
         **common,
         verdict="fits",
@@ -121,7 +125,12 @@ def account_program(
         cycles={kind: round(value) for kind, value in cycles.by_kind(done).items()},
         step_seconds_floor=total / clock,
         mfu_ceiling=flops.model / (total / clock * peak),
-        communication=collectives.by_kind(collectives.collectives(executions, per_execution)),
+        waiting_seconds=sum(schedule.waits.values()),
+        communication=[
+            row | {"seconds": schedule.seconds[key], "waiting_seconds": schedule.waits[key]}
+            for row in collectives.by_kind(found)
+            for key in [(str(row["kind"]), str(row["dtype"]))]
+        ],
         largest=[asdict(b) for b in buffers.largest(executions)],
         products=_products(executions, products, peak / clock),
         recomputed=_recomputed(executions, products),

@@ -20,6 +20,8 @@ class Collective:
     times: int
     asynchronous: bool
     cycles_meanwhile: float  # TensorCore work that the schedule puts between its start and its end, per execution
+    sent: int  # bytes of one execution that a device sends when nothing goes twice
+    place: tuple[str, str]  # computation and scheduled instruction
 
 
 def collectives(executions: Executions, cycles_of: dict[str, float]) -> list[Collective]:
@@ -37,7 +39,8 @@ def collectives(executions: Executions, cycles_of: dict[str, float]) -> list[Col
                 meanwhile = _between(*caller, cycles_of) if caller else 0.0
             kind = _kind(home, instruction, home is not computation)
             dtype, size = _whole(home, instruction, kind)
-            found.append(Collective(_as(kind, instruction), dtype, size, times, asynchronous, meanwhile))
+            sent, place = _sent(home, instruction, kind, size), (computation.name, scheduled.name)
+            found.append(Collective(_as(kind, instruction), dtype, size, times, asynchronous, meanwhile, sent, place))
     return found
 
 
@@ -88,6 +91,17 @@ def _whole(computation: Computation, instruction: Instruction, kind: str) -> tup
         inputs = [computation.operand(x, 0) if x.opcode == "pad" else x for x in inputs]
         arrays = tuple(array for x in inputs for array in x.arrays)
     return arrays[0].dtype, sum(a.bytes for a in arrays)
+
+
+def _sent(computation: Computation, instruction: Instruction, kind: str, whole: int) -> int:
+    """All but a device's own part; of a sum that every device gets, twice: to be summed, and summed."""
+    inputs = sum(array.bytes for name in instruction.operands for array in computation.instructions[name].arrays)
+    if kind == "all-gather":
+        return whole - inputs
+    if kind == "reduce-scatter":
+        parts = _users(computation, instruction) if instruction.opcode == "all-reduce" else [instruction]
+        return whole - sum(array.bytes for part in parts for array in part.arrays)
+    return 2 * whole if kind == "all-reduce" else whole
 
 
 def _starts(executions: Executions) -> dict[str, tuple[Computation, Instruction]]:

@@ -31,6 +31,8 @@ def lines(report: Report) -> Iterator[str]:
         f"step: at least {report.step_seconds_floor:.3f} s by the compiler's cycles; MFU ceiling {report.mfu_ceiling:.1%}"
         " (kernels at peak, no exposed communication)"
     )
+    if report.waiting_seconds is not None:
+        yield f"waiting for communication that the schedule does not hide: {report.waiting_seconds:.3f} s, links at peak"
     total = sum(report.cycles.values())
     yield from _table("cycles", [(f"{v / total:6.1%}", name) for name, v in report.cycles.items()])
     yield from _table(
@@ -65,8 +67,8 @@ def _communication(row: dict[str, Any]) -> tuple[str, str]:
     share = row["asynchronous_bytes"] / row["bytes"] if row["bytes"] else 0
     return (
         f"{row['bytes'] / GIB:7.2f} GiB",
-        f"{row['kind']} {row['dtype']}, {row['executions']:,} times, {share:.0%} asynchronous,"
-        f" {row['cycles_meanwhile']:.3g} cycles of work meanwhile",
+        f"{row['kind']} {row['dtype']}, {row['executions']:,} times, {share:.0%} asynchronous, {row['seconds']:.3g} s at the"
+        f" peak of the links, {row['waiting_seconds']:.3g} s of them waited for",
     )
 
 
