@@ -8,7 +8,6 @@ document; the ratios are ours ÷ MaxText's, below 1 is faster.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import random
@@ -21,8 +20,10 @@ import time
 from array import array
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-REQUIREMENTS = ROOT / "requirements" / "maxtext.txt"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.maxtext_environment import ROOT, install, package
+
 SHAPE = {
     "base_num_decoder_layers": 4,
     "base_emb_dim": 256,
@@ -39,28 +40,6 @@ SHAPE = {
     "weight_dtype": "float32",
     "decoder_block": "olmo3",
 }
-
-
-def cache_folder() -> Path:
-    """Where the peer's environment lives: outside the repository, named after its requirement file."""
-    base = (
-        os.environ.get("UNTILDONE_CACHE")
-        or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "untildone"
-    )
-    return Path(base) / f"maxtext-{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]}"
-
-
-def install() -> Path:
-    """The peer's Python, installed on first use (about 2 GB)."""
-    folder = cache_folder()
-    python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        print(f"Installing MaxText into {folder} …", file=sys.stderr)
-        uv = str(ROOT / ".tools" / "bin" / "uv")
-        subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True)
-        subprocess.run([uv, "pip", "sync", "--quiet", "--python", str(python), str(REQUIREMENTS)], check=True)
-        (folder / "complete").touch()
-    return python
 
 
 def first_match_and_all(command: list[str], pattern: str, log: Path) -> tuple[float, list[float]]:
@@ -87,7 +66,7 @@ def first_match_and_all(command: list[str], pattern: str, log: Path) -> tuple[fl
 
 
 def run_maxtext(python: Path, scratch: Path, steps: int, remat: str) -> tuple[float, list[float]]:
-    config = next(python.parent.parent.glob("lib/python*/site-packages/maxtext/configs/base.yml"))
+    config = package(python) / "configs" / "base.yml"
     settings = {
         **SHAPE,
         "run_name": "bench",
