@@ -37,6 +37,7 @@ COMMANDS = {
     "plan": ("orchestrator.commands.plan", "Show how the recipe is laid out on each rung of the ladder."),
     "status": ("orchestrator.commands.status", "List runs: status, step, plan, attempt, last commit."),
     "explain": ("orchestrator.commands.explain", "Say what a run is doing, why, and what happens next."),
+    "profile": ("orchestrator.commands.profile", "Have a run trace some steps, or write its compiled program."),
     "verify": ("orchestrator.commands.verify", "Prove that nothing was read twice, skipped or changed."),
     "report": ("orchestrator.commands.report", "Write a one-page report with pictures and summary.json."),
     "doctor": (

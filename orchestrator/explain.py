@@ -71,6 +71,7 @@ class Explanation(Frozen):
     seconds_left: float | None = Field(default=None, description="to the target at the present pace, uninterrupted")
     last_ending: Ending | None = None
     budgets: tuple[BudgetLine, ...] = ()
+    profiles: tuple[str, ...] = Field(default=(), description="the newest that were asked for, and what came of them")
     warnings: tuple[str, ...] = ()
 
 
@@ -183,6 +184,7 @@ def render(e: Explanation) -> str:
         head = "  Budgets  " if index == 0 else "           "
         limit = "unlimited" if budget.limit is None else f"of {budget.limit}, {budget.left} left"
         lines.append(f"{head}{camel(budget.cause)}: {budget.used} used {limit}")
+    lines.extend(f"  Profile  {profile}" for profile in e.profiles)
     lines.extend(f"  Warning  {warning}" for warning in e.warnings)
     return "\n".join(lines)
 

@@ -16,8 +16,11 @@ from orchestrator.planning import shown
 from orchestrator.preparing import STORE_PATIENCE_SECONDS, prepare
 from orchestrator.registry import KnownRun
 from trainer.errors import ConfigurationError, StorageUnavailable, TrainerError, TruthUnknown
+from trainer.rundir.profiles import profiles
 from trainer.rundir.rundir import RunDirectory
 from trainer.rundir.store import StoreMissing
+
+PROFILES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,15 @@ def glance(known: KnownRun, local: Path) -> Glance:
         what = _unknown(known, str(error), "nothing, until the request is corrected")
         return Glance(what.model_copy(update={"status": "Refused"}), None)
     return Glance(found, began)
+
+
+def with_profiles(found: Explanation, rundir: RunDirectory) -> Explanation:
+    """The same with the newest profiles that were asked for: a person wants them, no decision does."""
+    try:
+        newest = profiles(rundir, newest=PROFILES_SHOWN)
+    except TrainerError as error:
+        return found.model_copy(update={"warnings": (*found.warnings, f"profiles cannot be read: {error}")})
+    return found.model_copy(update={"profiles": tuple(f"{one.identifier} {one.sentence}" for one in newest)})
 
 
 def _by_decision(known: KnownRun, rundir: RunDirectory, local: Path) -> Explanation:

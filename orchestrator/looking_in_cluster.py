@@ -1,4 +1,4 @@
-"""One look at TrainingRuns in a Kubernetes cluster, for `status -n` and `explain -n`. Carries nothing out."""
+"""One look at TrainingRuns in a Kubernetes cluster, for `status -n`, `explain -n` and `profile -n`. Carries nothing out."""
 
 import time
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from orchestrator.clusters.kubernetes_api import ApiError, KubernetesApi, Object
 from orchestrator.clusters.kubernetes_caches import Caches
 from orchestrator.daemon import Caretaker
 from orchestrator.explain import Explanation, explanation
+from orchestrator.looking import with_profiles
 from orchestrator.operating.preparation import read_config_map
 from orchestrator.preparing import STORE_PATIENCE_SECONDS, prepare
 from orchestrator.registry import RunNotFound
@@ -36,6 +37,11 @@ def listed(api: KubernetesApi, namespace: str, name: str | None = None) -> list[
     return [Listed(str(obj["metadata"]["name"]), RunStatus.of(obj), _age(obj)) for obj in found]
 
 
+def run_directory(api: KubernetesApi, namespace: str, name: str) -> str:
+    """Where a TrainingRun keeps its run directory. Raises RunNotFound, ConfigurationError, ClusterUnavailable."""
+    return from_object(_read(api, namespace, name)).spec.run_directory
+
+
 def explain_in_cluster(api: KubernetesApi, namespace: str, name: str) -> Explanation:
     """What an operator would decide about the run now, in words.
 
@@ -52,7 +58,7 @@ def explain_in_cluster(api: KubernetesApi, namespace: str, name: str) -> Explana
         look = Caretaker(run, recipe, KubernetesCluster(api, namespace, caches), rundir).look()
     finally:
         caches.stop()
-    return explanation(run, look.observation, look.decision, look.now)
+    return with_profiles(explanation(run, look.observation, look.decision, look.now), rundir)
 
 
 def _read(api: KubernetesApi, namespace: str, name: str) -> Object:

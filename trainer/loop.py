@@ -17,6 +17,7 @@ from trainer.distributed import Gang
 from trainer.errors import ExitCode, NonFiniteLoss
 from trainer.evaluate import Evaluator, due, evaluate_commit
 from trainer.guard import Guard
+from trainer.profiles import Order, Profiles
 from trainer.progress import Monitor
 from trainer.recipe import Recipe
 from trainer.requests import Agreement
@@ -25,6 +26,8 @@ from trainer.rundir.rundir import RunDirectory
 from trainer.settings import Settings
 from trainer.steplog import StepLog
 from trainer.watchdog import Watchdog
+
+DELIVERY_SECONDS = 30.0  # that a run which has reached its target waits for a profile to be written
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Loop:
     digest: Callable[[Any], dict[str, int]]
     sync_point: Callable[[int], bool]
     agreement: Agreement
+    profiles: Profiles
     committer: Committer
     monitor: Monitor
     watchdog: Watchdog
@@ -67,12 +71,15 @@ class Loop:
         self.monitor.enter("Training")
         for t, batch in self._waited_for():
             assert t == self.step, f"batch {t} cannot train step {self.step}"
-            self.state, metrics = self.train_step(self.state, batch)
+            with self.profiles.step(self.step + 1):
+                self.state, metrics = self.train_step(self.state, batch)
             self.step += 1
             self._look()
             self._pending = (self.step, metrics, self._waited)
             stopping = self.sync_point(self.step)
             asked = self.agreement.reached(self.step)
+            if self.profiles.ends_with(self.step) or (self.step == target and self.profiles.taking):
+                self._end_profile()
             if self.step == target:
                 self._look()
                 return self._finish()
@@ -82,7 +89,28 @@ class Loop:
             if asked or self.step % self.settings.commit_every == 0:
                 self._look()
                 self._commit()
+            if (order := self.profiles.due()) is not None:
+                self._begin_profile(order)
         raise AssertionError("the loader ended; epochs follow one another without end")
+
+    # --- profiles: whole steps, so the devices are idle where one begins and ends
+
+    def _begin_profile(self, order: Order) -> None:
+        self._settle()
+        self.profiles.begin(order)
+        self._looked_at = time.monotonic()
+
+    def _end_profile(self) -> None:
+        self._settle()
+        self.profiles.end(self.step)
+        self._looked_at = time.monotonic()
+
+    def _settle(self) -> None:
+        """Wait until all that was handed to the devices is done."""
+        import jax
+
+        self._look()
+        jax.block_until_ready(self.state)
 
     # --- numbers
 
@@ -172,6 +200,8 @@ class Loop:
         self._looked_at = time.monotonic()
 
     def _evaluate(self, parts: list[str]) -> None:
+        if self.profiles.taking:
+            self._end_profile()  # a trace of an evaluation would be a long one
         self.monitor.enter("Evaluating")
         ref, by = self._ref(), f"{self.attempt}.{self.start}"
         body = evaluate_commit(self.evaluator, self.state.params, parts, ref, self.gang, self.rundir.store, by)
@@ -190,6 +220,7 @@ class Loop:
         self.monitor.enter("Saving")
         self._committed_by_all("done")
         self._look_back()
+        self.profiles.drain(DELIVERY_SECONDS)
         self.monitor.enter("Done")
         return End(int(ExitCode.DONE), f"step {self.step} is committed: the target is reached")
 

@@ -5,6 +5,8 @@ The order is the protocol's: nothing is written below attempts/<n>/<k>/ before t
 
 import contextlib
 import json
+import queue
+import signal
 import sys
 import threading
 import time
@@ -20,7 +22,7 @@ from trainer.log import log
 from trainer.plan import require_sequence
 from trainer.progress import Monitor, Pace, PhaseClock
 from trainer.recipe import Recipe
-from trainer.requests import Agreement, Requests
+from trainer.requests import Agreement, Requests, Signalled
 from trainer.rundir.claims import Claim
 from trainer.rundir.records import AttemptSpec, CommitRecord, ExitRecord, Progress, StartRecord
 from trainer.rundir.rundir import RunDirectory
@@ -47,6 +49,9 @@ class Process:
         self.departure = departure
         self.clock = PhaseClock(began)
         self.termination = Termination(self._terminated)
+        self.signalled: queue.SimpleQueue[Signalled] = queue.SimpleQueue()
+        signal.signal(signal.SIGUSR1, lambda *_: self.signalled.put("profile"))
+        signal.signal(signal.SIGUSR2, lambda *_: self.signalled.put("dump"))
         self.rundir: RunDirectory | None = None
         self.gang: Gang | None = None
         self.start: int | None = None
@@ -132,7 +137,7 @@ class Process:
         watchdog.beat("restoring")
         committed = record.ref.step if record else 0
         agreement = Agreement(committed)
-        self.requests = Requests(claim, rundir, gang, agreement) if claim is not None else None
+        self.requests = Requests(claim, rundir, gang, agreement, self.signalled) if claim is not None else None
         if committed >= settings.target_step:
             monitor.committed_step = monitor.step = committed
             monitor.enter("Done")
@@ -292,9 +297,11 @@ class Process:
             self.gang.leave()
 
     def _answer_requests(self, end: End) -> None:
-        """Whoever asked for a commit while the last one was made."""
+        """Whoever asked for a commit while the last one was made; and for a profile that will never be."""
         if self.requests is not None and end.code != ExitCode.FENCED:
             self.requests.look()
+            if end.code == ExitCode.DONE:
+                self.requests.close()
 
     def _flush_log(self, end: End) -> None:
         if self.steplog is not None and end.code != ExitCode.FENCED:

@@ -21,6 +21,7 @@ from trainer.flops import flops_per_token
 from trainer.guard import Guard
 from trainer.log import log
 from trainer.loop import Loop
+from trainer.profiles import Profiles
 from trainer.progress import Monitor
 from trainer.recipe import Recipe
 from trainer.requests import Agreement, Requests, follow
@@ -78,6 +79,7 @@ class Training:
         self._hear_requests(restored.step)
         self.monitor.enter("Compiling")
         train_step = compilation.result()
+        profiles = self._profiles(train_step)
         self._describe(restored)
         committer = Committer(
             self.rundir,
@@ -116,6 +118,7 @@ class Training:
                 digest=state_digest,
                 sync_point=multihost_utils.reached_preemption_sync_point,
                 agreement=self.agreement,
+                profiles=profiles,
                 committer=committer,
                 monitor=self.monitor,
                 watchdog=self.watchdog,
@@ -129,12 +132,26 @@ class Training:
             return loop.run()
 
     def _hear_requests(self, step: int) -> None:
-        """Take part in commits that somebody asks for, from `step` on."""
+        """Take part in commits and profiles that somebody asks for, from `step` on."""
         self.agreement.step = step
         if self.requests is not None:
             self.requests.start(self.spec.settings.progress_seconds, self.departure)
         else:
             follow(self.gang, self.agreement, self.departure)
+
+    def _profiles(self, train_step: Any) -> Profiles:
+        profiles = Profiles(
+            gang=self.gang,
+            rundir=self.rundir,
+            attempt=self.spec.attempt,
+            start=self.start,
+            program=train_step.as_text,
+            orders=self.agreement,
+            patient=self.watchdog.patient,
+        )
+        if self.requests is not None:
+            self.requests.dump = profiles.dump
+        return profiles
 
     def _on_devices(self, loader: Loader) -> Iterator[tuple[int, Any]]:
         from trainer.sharding import put_batch

@@ -26,8 +26,10 @@ def explain_command(
     With -n, RUN is a TrainingRun in that namespace of a Kubernetes cluster. It looks once and decides as an orchestrator would, but carries nothing out. Exits 5 when the truth is not known.
     """
     from orchestrator.explain import render
-    from orchestrator.looking import glance
+    from orchestrator.looking import glance, with_profiles
+    from orchestrator.preparing import STORE_PATIENCE_SECONDS
     from orchestrator.registry import default_local, find_run
+    from trainer.rundir.rundir import RunDirectory
 
     if namespace is not None:
         from orchestrator.clusters.kubernetes_api import KubernetesApi, configuration_from
@@ -36,7 +38,12 @@ def explain_command(
         found = explain_in_cluster(KubernetesApi(configuration_from(kubeconfig, context)), namespace, run)
     else:
         state = local or default_local()
-        found = glance(find_run(state, run), state).explanation
+        known = find_run(state, run)
+        found = glance(known, state).explanation
+        if found.attempt:  # else there is no run directory yet, or it cannot be read
+            found = with_profiles(
+                found, RunDirectory.open(known.run_directory, patience_seconds=STORE_PATIENCE_SECONDS)
+            )
     if as_json:
         write_json("RunExplanation", found.model_dump(mode="json"))
     else:

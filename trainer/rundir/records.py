@@ -117,12 +117,33 @@ class Owner(Record):
     time: float
 
 
-class Request(Record):
-    """requests/<id>.json: somebody asks the running start for something. Rank 0 looks for it every 10 s."""
+PROFILED_STEPS, MOST_PROFILED_STEPS = 5, 20  # a trace of one step of a large model is tens of megabytes per process
 
-    kind: Literal["commit"]
-    attempt: int = Field(description="the attempt that is asked; no other one answers")
+
+class Request(Record):
+    """requests/<id>.json: somebody asks the running start for something. Rank 0 looks for it every 10 s.
+
+    `commit` now; `profile`: a trace of some steps, and the program; `dump`: the program alone.
+    """
+
+    kind: Literal["commit", "profile", "dump"]
+    attempt: int = Field(
+        description="of a commit: the attempt that is asked, no other one answers; else the newest one when it was asked"
+    )
+    at: int | None = Field(default=None, ge=1, description="of a profile: its first step; None, or passed: the next")
+    steps: int = Field(default=PROFILED_STEPS, ge=1, le=MOST_PROFILED_STEPS, description="of a profile")
+    everybody: bool = Field(default=False, description="of a profile: a trace of each process, not of process 0 alone")
     reason: str = ""
+    time: float
+
+
+class RequestBegun(Report):
+    """requests/<id>.begun.json: a start begins a profile. Written before the profiler starts: none is begun twice."""
+
+    attempt: int
+    start: int
+    first: int
+    last: int
     time: float
 
 
@@ -131,7 +152,10 @@ class RequestDone(Report):
 
     attempt: int
     start: int
-    step: int = Field(description="the step that is committed now")
+    step: int = Field(description="the step that is committed now; of a profile the last one traced")
+    first: int | None = Field(default=None, description="of a profile: the first step traced")
+    place: str = Field(default="", description="of a profile or a dump: key of the folder in the run directory")
+    failed: str = Field(default="", description="of a profile or a dump: what went wrong")
     time: float
 
 

@@ -33,6 +33,7 @@ from trainer.rundir.records import (
     Progress,
     RecipeRecord,
     Request,
+    RequestBegun,
     RequestDone,
     SetAside,
     StartRecord,
@@ -117,13 +118,26 @@ class RunDirectory(Documents):
 
     def unanswered(self) -> list[str]:
         """Requests that have no answer yet, unread."""
-        keys = {key.removeprefix("requests/").removesuffix(".json") for key in self.patient(self._list_requests)}
-        return sorted(key for key in keys if not key.endswith(".done") and f"{key}.done" not in keys)
+        keys = self._requests()
+        return sorted(key for key in keys if not key.endswith((".begun", ".done")) and f"{key}.done" not in keys)
+
+    def asked(self, prefix: str) -> list[str]:
+        """All requests whose identifiers begin with `prefix`, answered or not, unread."""
+        return sorted(
+            key for key in self._requests() if key.startswith(prefix) and not key.endswith((".begun", ".done"))
+        )
 
     def requests(self) -> dict[str, Request]:
         """Requests that have no answer yet, by identifier."""
         found = {key: self.read_request(key) for key in self.unanswered()}
         return {key: request for key, request in found.items() if request is not None}
+
+    def begin(self, identifier: str, begun: RequestBegun) -> bool:
+        """Say, before it is done, that it is: what must not be tried twice. False: another start said so."""
+        return self.create(f"requests/{identifier}.begun.json", begun)
+
+    def read_begun(self, identifier: str) -> RequestBegun | None:
+        return self.read(f"requests/{identifier}.begun.json", RequestBegun)
 
     def answer(self, identifier: str, done: RequestDone) -> None:
         """Say that it was done; the first answer counts."""
@@ -155,8 +169,9 @@ class RunDirectory(Documents):
         """Replace owner.json at `generation` (0: none yet). The new one, or None when somebody else was faster."""
         return certain_swap(self.store, self.patient, OWNER, owner.canonical(), generation)
 
-    def _list_requests(self) -> list[str]:
-        return self.store.list("requests")
+    def _requests(self) -> set[str]:
+        keys = self.patient(lambda: self.store.list("requests"))
+        return {key.removeprefix("requests/").removesuffix(".json") for key in keys}
 
     # -- attempts: submission.py says why in this order
 

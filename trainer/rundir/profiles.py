@@ -1,0 +1,83 @@
+"""What has been asked of a run's profiles and what came of it, for whoever asks: one request, one answer, never two tries.
+
+Their requests are named `profile-…`, so that they are found among the many that ask for commits.
+"""
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.rundir.records import Request, RequestBegun, RequestDone
+from trainer.rundir.rundir import RunDirectory
+
+PREFIX = "profile-"
+Status = Literal["waiting", "begun", "done", "failed"]
+
+
+def new_identifier(now: float) -> str:
+    """A name for a request that sorts by time. `now` is UNIX seconds."""
+    second = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now))
+    return f"{PREFIX}{second}.{int(now % 1 * 1000):03d}-{secrets.token_hex(2)}"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A request for a profile or a dump of the program, and how far it got."""
+
+    identifier: str
+    request: Request
+    begun: RequestBegun | None = None
+    done: RequestDone | None = None
+
+    @property
+    def status(self) -> Status:
+        if self.done is not None:
+            return "failed" if self.done.failed else "done"
+        return "begun" if self.begun is not None else "waiting"
+
+    @property
+    def steps(self) -> str:
+        """Which steps, as far as that is known: of a dump none."""
+        if self.request.kind == "dump":
+            return "-"
+        traced = self.done if self.done is not None and self.done.first is not None else None
+        if traced is not None:
+            return f"{traced.first}–{traced.step}"
+        if self.begun is not None:
+            return f"{self.begun.first}–{self.begun.last}"
+        at = self.request.at
+        return f"the next {self.request.steps}" if at is None else f"{at}–{at + self.request.steps - 1}"
+
+    @property
+    def sentence(self) -> str:
+        """Status, steps and outcome, for a line of text."""
+        what = "the program" if self.request.kind == "dump" else f"steps {self.steps}"
+        joint = {"waiting": "waits for ", "begun": "", "done": "in ", "failed": ""}[self.status]
+        return f"{self.status}: {what}; {joint}{self.outcome}"
+
+    @property
+    def outcome(self) -> str:
+        """Where it is, why it failed, or what it waits for."""
+        if self.done is not None:
+            return self.done.failed or self.done.place
+        if self.begun is not None:
+            return f"start {self.begun.attempt}.{self.begun.start} takes it"
+        return "a start that trains" if self.request.at is None else f"step {self.request.at}"
+
+
+def profiles(rundir: RunDirectory, newest: int | None = None) -> list[Profile]:
+    """All that were asked for, or the `newest` so many, oldest first. What a later version asked is left out."""
+    names = rundir.asked(PREFIX)
+    if newest is not None:
+        names = names[-newest:]
+    found = (profile(rundir, name) for name in names)
+    return [one for one in found if one is not None]
+
+
+def profile(rundir: RunDirectory, identifier: str) -> Profile | None:
+    """One of them; None when there is no such request."""
+    request = rundir.read_request(identifier)
+    if request is None or request.kind == "commit":
+        return None
+    return Profile(identifier, request, rundir.read_begun(identifier), rundir.read_answer(identifier))
