@@ -97,7 +97,10 @@ def _cycles(entries: list[Entry]) -> Iterator[str]:
     for entry, row in found:
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in row.cycle_shares.items() if share >= 0.01)
         sent = ", ".join(f"{kind} {gib:.1f}" for kind, gib in row.gib_sent.items() if gib >= 0.1)
-        yield f"- {entry.name.removeprefix(f'{entry.recipe} ')}: {shares}. GiB: {sent}."
+        name, hidden = entry.name.removeprefix(f"{entry.recipe} "), ""
+        if row.hidden is not None:
+            hidden = f"; {row.communication_seconds:.2f} s at the peak of the links, {row.hidden:.0%} of it behind work"
+        yield f"- {name}: {shares}. GiB: {sent}{hidden}."
 
 
 def _refused() -> Iterator[str]:

@@ -48,6 +48,8 @@ class Row:
     step_seconds_floor: float | None = None
     cycle_shares: dict[str, float] = field(default_factory=dict)
     gib_sent: dict[str, float] = field(default_factory=dict)
+    communication_seconds: float | None = None  # alone, at the peak of the links; None: compiled before it was reckoned
+    waiting_seconds: float | None = None  # of them what the schedule does not hide behind work
 
     @property
     def fits(self) -> bool:
@@ -58,6 +60,13 @@ class Row:
         mine = (self.device_type, self.slices, self.sequence, self.micro_batch, self.accumulation, self.remat)
         given = (plan.device_type, plan.slices, plan.sequence, plan.micro_batch, plan.accumulation, plan.remat)
         return mine == given
+
+    @property
+    def hidden(self) -> float | None:
+        """The share of the communication that the schedule hides behind work."""
+        if not self.communication_seconds or self.waiting_seconds is None:
+            return None
+        return 1 - self.waiting_seconds / self.communication_seconds
 
     @property
     def tokens(self) -> Shape:
@@ -115,6 +124,8 @@ def row_of(recipe: Recipe, report: Report) -> Row:
         step_seconds_floor=round(report.step_seconds_floor, 4) if report.step_seconds_floor is not None else None,
         cycle_shares=shares,
         gib_sent={kind: gib for kind, gib in sent.items() if gib >= 0.001},
+        communication_seconds=round(sum(r["seconds"] for r in report.communication), 4) if sent else None,
+        waiting_seconds=None if report.waiting_seconds is None else round(report.waiting_seconds, 4),
     )
 
 
