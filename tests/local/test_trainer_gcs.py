@@ -1,4 +1,4 @@
-"""The trainer on a bucket: the same run directory, commits, resume and proofs as on disk."""
+"""The trainer on a bucket: the same run directory, commits, resume, profiles and proofs as on disk."""
 
 import json
 import os
@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.gang import ROOT
 from tests.support.gcs_server import GcsServer
+from trainer.rundir.records import Request
+from trainer.rundir.rundir import RunDirectory
 
 RECIPE = """
 from tests.support.gang import small_recipe
@@ -19,11 +21,15 @@ recipe = small_recipe
 
 
 @pytest.mark.timeout(300)
-def test_a_run_in_a_bucket_is_resumed_and_proven(tmp_path: Path, corpus: Path, compile_cache: Path) -> None:
+def test_a_run_in_a_bucket_is_resumed_and_proven(
+    tmp_path: Path, corpus: Path, compile_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "small.py").write_text(RECIPE)
     with GcsServer() as server:
         server.create_bucket("runs")
-        env = {**os.environ, **server.environment, "PYTHONPATH": str(ROOT)}
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
 
         def call(*command: str, expect: int = 0) -> str:
             done = subprocess.run(
@@ -39,6 +45,8 @@ def test_a_run_in_a_bucket_is_resumed_and_proven(tmp_path: Path, corpus: Path, c
             call("trainer", "train", "--recipe", str(tmp_path / "small.py"), *where, *much)
 
         train(3)
+        rundir = RunDirectory.open("gs://runs/small")
+        rundir.request("profile-a", Request(kind="profile", attempt=1, at=5, steps=1, time=0.0))
         train(6)
         coverage = json.loads(call("trainer", "data", "audit", "gs://runs/small", "--json"))
         assert (coverage["steps"], coverage["repeated_instances"], coverage["missed_instances"]) == (6, 0, 0)
@@ -46,3 +54,9 @@ def test_a_run_in_a_bucket_is_resumed_and_proven(tmp_path: Path, corpus: Path, c
         assert "every file with the checksum it was committed with" in verdict
         assert "all " in verdict
         call("orchestrator", "verify", "gs://runs/nothing", expect=4)
+        done = rundir.read_answer("profile-a")
+        assert done is not None and not done.failed, done
+        assert done.place in call("orchestrator", "profile", "gs://runs/small", "--list")
+        program, trace = sorted(rundir.store.list(done.place), key=len)
+        assert rundir.store.get(program).data.startswith(b"HloModule jit_train_step")
+        assert rundir.store.stat(trace).bytes > 10_000
