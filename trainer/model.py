@@ -8,7 +8,7 @@ no biases. Nothing here knows about devices: whoever runs the model on several p
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +55,7 @@ class Weights:
     reduce: Callable[[str, jax.Array], jax.Array] = lambda name, gradient: gradient
     attend: Attention = PLAIN
     refetch: bool = False  # fetch again in the backward pass instead of keeping whole parameters until then
+    scanned: bool = False  # the passes are two loops
 
     def get(self, name: str, value: jax.Array) -> jax.Array:
         """The parameter in the compute dtype, its gradient reduced in float32.
@@ -119,8 +120,11 @@ class Weights:
         def backward(kept: Any, gradients: list[jax.Array]) -> tuple[tuple[jax.Array, ...], list[jax.Array]]:
             made_of, matrices = kept
             if self.refetch:
-                # The barrier keeps XLA from reusing what the forward pass fetched, which would keep it in memory.
-                values, gradients = jax.lax.optimization_barrier((matrices, gradients))
+                values = matrices
+                if not self.scanned:
+                    # The barrier keeps XLA from reusing what the forward pass fetched, which would keep it in memory. In a
+                    # loop of its own the backward pass cannot, and is not to wait for gradients before it fetches.
+                    values, gradients = jax.lax.optimization_barrier((values, gradients))
                 matrices = whole(values)
             x, made_back = jax.vjp(make, *made_of)
             rows, flat = x.reshape(-1, x.shape[-1]), [g.reshape(-1, g.shape[-1]) for g in gradients]
@@ -249,6 +253,7 @@ def hidden_states(
 
     ropes = {window: rope(window) for window in set(period)}
     repeats = model.n_layers // len(period)
+    weights = replace(weights, scanned=repeats > 1)
     stacks = {name: params[name] for name, spec in param_specs(model).items() if spec.axes[0] == "layer"}
 
     def one(x: jax.Array, w: Params, window: int) -> jax.Array:

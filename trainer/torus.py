@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import jax
 
+TILE_ROWS = 8  # of float32 in memory
+
 
 @dataclass(frozen=True)
 class Planes:
@@ -35,9 +37,12 @@ class Planes:
 
     def psum_scatter(self, x: jax.Array, dim: int) -> jax.Array:
         """As jax.lax.psum_scatter along `dim`, tiled."""
-        for groups in (self._across, self._within):
-            x = jax.lax.psum_scatter(x, self.axis, scatter_dimension=dim, tiled=True, axis_index_groups=groups)
-        return x
+        x = jax.lax.psum_scatter(x, self.axis, scatter_dimension=dim, tiled=True, axis_index_groups=self._across)
+        rows, tiled = x.shape[dim] // self.size, True
+        if dim == x.ndim - 2 and rows % TILE_ROWS:
+            # XLA would pad each part to whole tiles, and do so on the TensorCore. Parts of a dimension of their own are whole.
+            x, tiled = x.reshape(*x.shape[:dim], self.size, rows, x.shape[-1]), False
+        return jax.lax.psum_scatter(x, self.axis, scatter_dimension=dim, tiled=tiled, axis_index_groups=self._within)
 
 
 def planes(devices: Sequence[jax.Device], axis: str | tuple[str, ...]) -> Planes | None:

@@ -6,7 +6,16 @@ from jax.sharding import Mesh
 # backward of a layer of the 7B, 8192 tokens, are estimated at 34.8 million cycles with it and at 28.6 million with this.
 _VMEM = {"xla_tpu_scoped_vmem_limit_kib": "65536"}
 
-OPTIONS: dict[str, dict[str, str]] = {"TPU7x": _VMEM, "TPU v5": _VMEM, "TPU v5p": _VMEM}  # by jax.Device.device_kind
+# v5p runs collectives on its TensorCores, which compute nothing meanwhile, unless told to leave them to its SparseCores as
+# tpu7x does by default. Of the 7B's communication on v5p-4x4x4 nothing was hidden behind work before (docs/diary.md). The
+# v5p flags of MaxText's recipes, xla_tpu_enable_async_collective_fusion_fuse_all_gather among them, are refused there.
+_SPARSE_CORES = {
+    "xla_tpu_enable_sparse_core_collective_offload_all_gather": "true",
+    "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": "true",
+}
+_V5P = _VMEM | _SPARSE_CORES
+
+OPTIONS: dict[str, dict[str, str]] = {"TPU7x": _VMEM, "TPU v5": _V5P, "TPU v5p": _V5P}  # by jax.Device.device_kind
 
 
 def options(mesh: Mesh) -> dict[str, str] | None:

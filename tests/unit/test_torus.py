@@ -15,10 +15,11 @@ from trainer.torus import Planes, planes
 
 
 @pytest.mark.parametrize("planes", [Planes(AXIS, 2, 4), Planes(AXIS, 4, 2), Planes((AXIS, sequence.AXIS), 2, 4)])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_two_phases_do_what_one_does(planes: Planes, dim: int) -> None:
+@pytest.mark.parametrize(("dim", "rows"), [(0, 16), (0, 64), (1, 16)])
+def test_two_phases_do_what_one_does(planes: Planes, dim: int, rows: int) -> None:
     mesh, axis = mesh_of(jax.devices()[:8], 1 if planes.axis == AXIS else 2), planes.axis
-    x = jnp.asarray(np.random.default_rng(0).integers(-9, 9, (16, 24)), jnp.float32)  # sums are exact
+    # Sums are exact; parts are of 2 rows, or 3 columns, and of whole tiles of 8 rows.
+    x = jnp.asarray(np.random.default_rng(0).integers(-9, 9, (rows, 24)), jnp.float32)
     spec = PartitionSpec(*(axis if d == dim else None for d in range(2)))
 
     def both(part: jax.Array) -> tuple[jax.Array, ...]:
