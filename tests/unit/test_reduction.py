@@ -13,6 +13,7 @@ from tests.support.models import small_recipe
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type
 from trainer.preflight.choice import candidates, refuse_inexact
+from trainer.preflight.memory import GIB, base, gradient_copies, shape_of
 from trainer.recipe import Recipe
 from trainer.reduction import block_grid, squared_norm, sum_everywhere, sum_to_shards, tree_sum
 from trainer.sharding import mesh_of
@@ -141,3 +142,17 @@ def test_nothing_is_multiplied_inside_a_sum() -> None:
     total = jax.jit(lambda a, b: tree_sum(16, lambda i: a[i] * b[i]))
     assert bits(total(a, b)) == bits(neighbours_first(a * b))
     assert jnp.isfinite(total(a, b)).all()
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 8])
+def test_the_memory_model_knows_the_stack_of_sums(accumulation: int) -> None:
+    """It counts the levels that the tree has, and what is added to them."""
+    term = jnp.zeros((3, 5))
+    program = jax.make_jaxpr(lambda: tree_sum(accumulation, lambda i: term + i))()
+    levels = max(out.aval.shape[0] for e in program.eqns for out in e.outvars if out.aval.shape[1:] == term.shape)
+    recipe = small_recipe().model_copy(update={"reduction": "invariant"})
+    shape = shape_of(recipe)
+    assert gradient_copies(shape, accumulation) == levels + 1
+    more = gradient_copies(shape, accumulation) - gradient_copies(shape_of(small_recipe()), accumulation)
+    kept = base(shape, 8, accumulation) - base(shape_of(small_recipe()), 8, accumulation)
+    assert kept * GIB == pytest.approx(more * 4 * shape.parameters / 8)

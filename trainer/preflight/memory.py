@@ -35,12 +35,16 @@ class Shape:
     mlp_hidden: int
     sequence_length: int
     bytes: int  # of an activation
+    invariant: bool = False  # reduction
 
 
 def shape_of(recipe: Recipe) -> Shape:
     model = recipe.model
     width = 2 if recipe.compute_dtype == "bfloat16" else 4
-    return Shape(param_count(model), model.n_layers, model.d_model, model.mlp_hidden, recipe.sequence_length, width)
+    invariant = recipe.reduction == "invariant"
+    return Shape(
+        param_count(model), model.n_layers, model.d_model, model.mlp_hidden, recipe.sequence_length, width, invariant
+    )
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,18 @@ class MemoryModel:
 
 
 def base(shape: Shape, devices: int, accumulation: int) -> float:
-    """GiB per device of state and gradients; those of a micro-batch stand beside their sum."""
-    gradients = GRADIENT_BYTES * (2 if accumulation > 1 else 1)
+    """GiB per device of state and gradients."""
+    gradients = GRADIENT_BYTES * gradient_copies(shape, accumulation)
     return shape.parameters / devices * (STATE_BYTES + gradients) / GIB
+
+
+def gradient_copies(shape: Shape, accumulation: int) -> int:
+    """How often a device holds its part of the gradients: those of a micro-batch beside their sum. With
+    `reduction: invariant` beside a stack of sums, one for each level of the tree (trainer.reduction.tree_sum).
+    """
+    if shape.invariant:
+        return 1 + accumulation.bit_length()
+    return 2 if accumulation > 1 else 1
 
 
 def unit(shape: Shape, micro_batch: int, remat: Policy) -> float:
