@@ -60,8 +60,8 @@ def profile_command(
     if as_json:
         write_json("ProfileList", {"run_directory": rundir.uri, "items": [_body(one, rundir) for one in found]})
     elif not listing:
-        what = "the program" if hlo else f"steps {found[0].steps}"
-        click.echo(f"profile/{found[0].identifier} asked: {what}\nsee: untildone profile {run} --list")
+        where = f"{run} -n {namespace}" if namespace else run
+        click.echo(f"profile/{found[0].identifier} asked: {found[0].what}\nsee: untildone profile {where} --list")
     else:
         rows = [(one.identifier, one.steps, one.status, one.outcome) for one in found]
         click.echo(

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.cli import Exit, main
+from orchestrator.clusters.kubernetes_api import KubernetesApi
 from orchestrator.explain import Explanation, render
 from orchestrator.looking import with_profiles
-from tests.support import runs
+from tests.support import bad_runs, runs
 from tests.support.memory_store import MemoryStore
 from trainer.distributed import Gang
 from trainer.errors import ConfigurationError
@@ -352,6 +353,20 @@ def test_the_command_asks_and_shows(on_disk: RunDirectory, capsys: pytest.Captur
     )
     assert f"  Profile  {waiting.identifier} done: steps 40–42; in attempts/1/1/profiles/step-40" in text
     assert profile(on_disk, "nobody") is None
+
+
+def test_a_run_in_a_cluster_is_asked_by_its_name(
+    on_disk: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(_self: KubernetesApi, method: str, path: str) -> Any:
+        assert (method, path) == ("GET", "/apis/untildone.dev/v1alpha1/namespaces/lab/trainingruns/good")
+        return bad_runs.changed(spec__runDirectory=on_disk.uri)
+
+    monkeypatch.setattr(KubernetesApi, "request", get)
+    monkeypatch.setattr("orchestrator.clusters.kubernetes_api.configuration_from", lambda *_: None)
+    code, out, _ = run(capsys, "good", "-n", "lab")
+    assert code == Exit.DONE and "asked: the next 5 steps" in out and "profile good -n lab --list" in out
+    assert len(profiles(on_disk)) == 1
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,15 @@ class Profile:
     @property
     def sentence(self) -> str:
         """Status, steps and outcome, for a line of text."""
-        what = "the program" if self.request.kind == "dump" else f"steps {self.steps}"
         joint = {"waiting": "waits for ", "begun": "", "done": "in ", "failed": ""}[self.status]
-        return f"{self.status}: {what}; {joint}{self.outcome}"
+        return f"{self.status}: {self.what}; {joint}{self.outcome}"
+
+    @property
+    def what(self) -> str:
+        """What was asked for, or taken, in words."""
+        if self.request.kind == "dump":
+            return "the program"
+        return f"{self.steps} steps" if self.steps.startswith("the next") else f"steps {self.steps}"
 
     @property
     def outcome(self) -> str:
