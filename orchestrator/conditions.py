@@ -19,6 +19,7 @@ from orchestrator.planning import settings
 from orchestrator.programs import is_new
 from orchestrator.progressing import live_progress, training
 from orchestrator.status_model import CONDITIONS, ConditionType, Truth
+from trainer.plan import filling
 from trainer.rundir.alarms import AlarmKind
 
 ALARM_REASONS: dict[AlarmKind, str] = {"coverage": "WrongInstances", "memorisation": "Memorising"}
@@ -212,6 +213,8 @@ def _degraded(o: Observation, decision: Decision, word: StatusWord, what: str) -
         return Said("True", reason, "; ".join(alarm.message for alarm in o.alarms))
     if o.rung is None:
         return Said("Unknown", "NotInLadder", f"spec.ladder no longer has {o.spec.plan.device_type}")
+    loss = filling(o.spec.plan)
+    lost = "" if loss is None else f"; {loss}"
     if o.rung.index == 0:
-        return Said("False", "FirstRung", f"on {o.rung}, the first rung of spec.ladder")
-    return Said("True", "LowerRung", f"on {o.rung}, spec.ladder[{o.rung.index}]; the first rung is {o.rungs[0]}")
+        return Said("False", "FirstRung", f"on {o.rung}, the first rung of spec.ladder{lost}")
+    return Said("True", "LowerRung", f"on {o.rung}, spec.ladder[{o.rung.index}]; the first rung is {o.rungs[0]}{lost}")

@@ -33,6 +33,7 @@ from orchestrator.planning import shown
 from orchestrator.preconditions import reached
 from orchestrator.progressing import WORDS, live_progress
 from trainer.frozen import Frozen
+from trainer.plan import filling
 from trainer.rundir.records import Category, Ending, Evidence
 
 # Shown even when nothing was charged: what people ask for first. Others appear when they have been used.
@@ -124,7 +125,11 @@ def explanation(run: TrainingRun, o: Observation, decision: Decision, now: float
         seconds_left=progress.seconds_left(run.spec.target_step) if progress else None,
         last_ending=o.endings[-1] if o.endings else None,
         budgets=budget_lines(run, o),
-        warnings=(*(alarm.message for alarm in o.alarms), *(o.view.warnings if o.view else ())),
+        warnings=(
+            *(alarm.message for alarm in o.alarms),
+            *(o.view.warnings if o.view else ()),
+            *((lost,) if o.spec and (lost := filling(o.spec.plan)) else ()),
+        ),
     )
 
 

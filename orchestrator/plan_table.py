@@ -10,8 +10,8 @@ from typing import Any
 
 from orchestrator.planning import Rung
 from trainer.hardware import device_type
-from trainer.plan import Plan
-from trainer.preflight.choice import choose
+from trainer.plan import Plan, filling
+from trainer.preflight.choice import choose, exact_near
 from trainer.preflight.table import Row
 from trainer.recipe import Recipe
 
@@ -35,6 +35,9 @@ class PlanRow:
     accumulation: int
     data_parallel: int
     per_device_batch: int
+    padding: int  # rows per step that hold no instance
+    efficiency: float  # of the rows, the share that does
+    warning: str | None  # what those rows cost, and which slices have none
     remat: str
     wait_in_queue: float
     source: str  # of the memory: "compiled", "estimated", or "" where nothing bounds it
@@ -86,6 +89,9 @@ def _row(rung: Rung, recipe: Recipe, steps: int, given: Row | None) -> PlanRow:
         accumulation=plan.accumulation,
         data_parallel=plan.data_parallel,
         per_device_batch=plan.per_device_batch,
+        padding=plan.padding,
+        efficiency=plan.efficiency,
+        warning=_warning(plan, recipe),
         remat=plan.remat,
         wait_in_queue=rung.wait_in_queue,
         source=source,
@@ -100,6 +106,15 @@ def _row(rung: Rung, recipe: Recipe, steps: int, given: Row | None) -> PlanRow:
         chip_hours=seconds / 3600 * chips if seconds is not None else None,
         against_best=None,
     )
+
+
+def _warning(plan: Plan, recipe: Recipe) -> str | None:
+    lost = filling(plan)
+    if lost is None:
+        return None
+    kind = device_type(plan.device_type)
+    near = exact_near(recipe, kind, plan.slices)
+    return f"{lost}; of {kind.family}, these divide it: {near}" if near else lost
 
 
 def mesh(plan: Plan) -> str:

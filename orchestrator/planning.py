@@ -1,7 +1,7 @@
 """recipe × device type × slices → plan, exactly; and the ladder of plans that a run accepts. Pure.
 
 The global batch never changes: fewer devices mean more accumulation, more devices than instances share the sequences,
-and a device type on which the batch cannot be split exactly is refused with the ones that can.
+and where the devices do not divide it, rows without an instance fill it up.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from orchestrator.api import TrainingRun
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type
 from trainer.plan import Plan, split_batch
-from trainer.preflight.choice import choose, factors, refuse_inexact
+from trainer.preflight.choice import choose, refuse_inexact
+from trainer.preflight.dividing import factors
 from trainer.preflight.plans import plan_of
 from trainer.recipe import Recipe
 from trainer.settings import Settings
@@ -61,7 +62,7 @@ def make_plan(recipe: Recipe, name: str, slices: int = 1, field: str = "") -> Pl
     """The plan of `recipe` on `slices` slices of device type `name`: the best that fits (trainer.preflight.choice).
 
     `field` is put before the field's name in errors. Raises ConfigurationError for an unknown device type, a batch that
-    cannot be split exactly, and a model that does not fit even with everything recomputed.
+    must be split exactly and cannot, and a model that does not fit even with everything recomputed.
     """
     try:
         kind = device_type(name)

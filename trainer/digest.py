@@ -28,33 +28,34 @@ def position_weight(position: jax.Array, lane: int = 0) -> jax.Array:
     return jnp.uint32(2) * mix32(position + jnp.uint32(lane * LANE & 0xFFFFFFFF)) + jnp.uint32(1)
 
 
-def ids_hash(ids: jax.Array, rows: jax.Array) -> jax.Array:
+def ids_hash(ids: jax.Array, rows: jax.Array, real: jax.Array | None = None) -> jax.Array:
     """uint32 [2]: both lanes of the hash of instance ids uint32 [..., 2] (lo, hi) in batch rows `rows` uint32 [...].
 
-    A plain sum over rows: the parts of a batch may be hashed apart and added.
+    A plain sum over rows, or those that are `real` bool [...]: the parts of a batch may be hashed apart and added.
     """
     lo, hi = ids[..., 0], ids[..., 1]
     lanes = [
-        jnp.sum(
-            mix32(lo ^ mix32(hi + jnp.uint32(lane * SALT & 0xFFFFFFFF))) * position_weight(rows, lane), dtype=jnp.uint32
-        )
+        _sum(mix32(lo ^ mix32(hi + jnp.uint32(lane * SALT & 0xFFFFFFFF))) * position_weight(rows, lane), real)
         for lane in (0, 1)
     ]
     return jnp.stack(lanes)
 
 
-def data_hash(tokens: jax.Array, rows: jax.Array) -> jax.Array:
+def data_hash(tokens: jax.Array, rows: jax.Array, real: jax.Array | None = None) -> jax.Array:
     """uint32 [2]: both lanes of the hash of tokens int32 [..., S] in rows `rows` uint32 [...]; adds like `ids_hash`."""
     length = tokens.shape[-1]
     position = rows[..., None] * jnp.uint32(length) + jnp.arange(length, dtype=jnp.uint32)
     values = tokens.astype(jnp.uint32)
+    of_tokens = None if real is None else real[..., None]
     lanes = [
-        jnp.sum(
-            mix32(values + jnp.uint32(lane * SALT & 0xFFFFFFFF)) * position_weight(position, lane), dtype=jnp.uint32
-        )
+        _sum(mix32(values + jnp.uint32(lane * SALT & 0xFFFFFFFF)) * position_weight(position, lane), of_tokens)
         for lane in (0, 1)
     ]
     return jnp.stack(lanes)
+
+
+def _sum(terms: jax.Array, real: jax.Array | None) -> jax.Array:
+    return jnp.sum(terms if real is None else jnp.where(real, terms, 0), dtype=jnp.uint32)
 
 
 def hash_text(lanes: Any) -> str:

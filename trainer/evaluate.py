@@ -231,7 +231,7 @@ def evaluate(
     from trainer.sharding import put_batch
 
     began = time.monotonic()
-    rows = plan.data_parallel * plan.micro_batch
+    rows = plan.rows_per_pass
     sums: list[float] = []
     targets = 0
     for batch in held_out_batches(mix, plan, rank):

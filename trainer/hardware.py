@@ -5,7 +5,9 @@ this machine. Names that count TensorCores (`tpu7x-128`, `v5p-128`) or chips (`v
 accepted; the canonical name is the one with the topology.
 
 Sources: GKE's TPU documentation and xpk's system_characteristics.py for labels and machine types. The memory is what
-the TPU compiler allows per device, the peak is the vendor's dense bf16 figure.
+the TPU compiler allows per device, the peak is the vendor's dense bf16 figure. Links: Cloud TPU's documentation gives GB/s
+per chip, all links and both directions together (1200 v5p and TPU7x, 800 v6e, 400 v5e), and says of TPU7x's two dies that
+they are joined six times as fast as by one link.
 """
 
 import difflib
@@ -34,6 +36,8 @@ class DeviceType:
     devices: int
     hbm_gib_per_device: float | None  # None: not bounded by an accelerator's memory
     peak_flops_per_device: float | None  # dense bf16 FLOP/s; None: no meaningful figure, so no MFU
+    link_bytes_per_second: float | None  # one link between neighbouring chips, one direction; None: there are none
+    die_link_bytes_per_second: float | None  # between the devices of a chip; None: a chip is one device
     gke_accelerator: str | None  # node label cloud.google.com/gke-tpu-accelerator
     gke_topology: str | None  # node label cloud.google.com/gke-tpu-topology
     machine_type: str | None
@@ -62,6 +66,7 @@ class _Generation:
     processes_per_host: int
     hbm_gib: float
     peak_flops: float
+    link: float  # bytes per second
     accelerator: str
     machine: str  # with {} for the chips of a host
     max_chips: int
@@ -69,14 +74,28 @@ class _Generation:
 
 GENERATIONS = (
     _Generation(
-        "tpu7x", ("v7x", "tpu-v7x", "ironwood"), 3, 2, 2, 2, 94.74, 1153.5e12, "tpu7x", "tpu7x-standard-{}t", 9216
+        "tpu7x", ("v7x", "tpu-v7x", "ironwood"), 3, 2, 2, 2, 94.74, 1153.5e12, 1e11, "tpu7x", "tpu7x-standard-{}t", 9216
     ),  # two processes per host: one per NUMA node, as xpk runs it
-    _Generation("v5p", ("tpu-v5p",), 3, 2, 1, 1, 95.73, 459e12, "tpu-v5p-slice", "ct5p-hightpu-{}t", 6144),
-    _Generation("v6e", ("tpu-v6e", "trillium"), 2, 1, 1, 1, 31.25, 918e12, "tpu-v6e-slice", "ct6e-standard-{}t", 256),
+    _Generation("v5p", ("tpu-v5p",), 3, 2, 1, 1, 95.73, 459e12, 1e11, "tpu-v5p-slice", "ct5p-hightpu-{}t", 6144),
     _Generation(
-        "v5e", ("v5litepod", "tpu-v5e"), 2, 1, 1, 1, 15.75, 197e12, "tpu-v5-lite-podslice", "ct5lp-hightpu-{}t", 256
+        "v6e", ("tpu-v6e", "trillium"), 2, 1, 1, 1, 31.25, 918e12, 1e11, "tpu-v6e-slice", "ct6e-standard-{}t", 256
+    ),
+    _Generation(
+        "v5e",
+        ("v5litepod", "tpu-v5e"),
+        2,
+        1,
+        1,
+        1,
+        15.75,
+        197e12,
+        5e10,
+        "tpu-v5-lite-podslice",
+        "ct5lp-hightpu-{}t",
+        256,
     ),
 )
+DIES = 6  # times one link, between the two dies of a chip
 SMALL_3D = ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4))  # below 4x4x4, where every side is a multiple of 4
 SHAPES_2D = ((1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16))
 
@@ -134,6 +153,8 @@ def _cpu(name: str, rest: str) -> DeviceType:
         devices=devices,
         hbm_gib_per_device=None,
         peak_flops_per_device=None,
+        link_bytes_per_second=None,
+        die_link_bytes_per_second=None,
         gke_accelerator=None,
         gke_topology=None,
         machine_type=None,
@@ -156,6 +177,8 @@ def _tpu(generation: _Generation, shape: tuple[int, ...]) -> DeviceType:
         devices=chips * generation.devices_per_chip,
         hbm_gib_per_device=generation.hbm_gib,
         peak_flops_per_device=generation.peak_flops,
+        link_bytes_per_second=generation.link,
+        die_link_bytes_per_second=DIES * generation.link if generation.devices_per_chip > 1 else None,
         gke_accelerator=generation.accelerator,
         gke_topology=topology,
         machine_type=generation.machine.format(per_host),

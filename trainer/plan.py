@@ -3,7 +3,6 @@
 Importable without JAX.
 """
 
-import math
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -18,8 +17,10 @@ Remat = Literal["none", "mlp", "full"]
 
 
 class Plan(Frozen):
-    """recipe × device type × slices. `global_batch = data_parallel × micro_batch × accumulation`, exactly.
+    """recipe × device type × slices. `rows = data_parallel × micro_batch × accumulation` is global_batch, exactly.
 
+    Where it cannot be, `rows` are the fewest per device that hold the batch, and those from number global_batch on hold
+    no instance: nothing is read for them, and they add zero to every sum.
     `devices = data_parallel × sequence`: neighbouring devices share the sequences of the same instances.
     """
 
@@ -36,10 +37,11 @@ class Plan(Frozen):
 
     @model_validator(mode="after")
     def _exact(self) -> "Plan":
-        made = self.data_parallel * self.micro_batch * self.accumulation
-        if made != self.global_batch:
+        wanted = rows_per_device(self.global_batch, self.data_parallel) * self.data_parallel
+        if self.rows != wanted:
+            holding = "" if wanted == self.global_batch else f"the {wanted} rows that hold "
             raise ValueError(
-                f"data_parallel {self.data_parallel} × micro_batch {self.micro_batch} × accumulation {self.accumulation} = {made}, not global_batch {self.global_batch}"
+                f"data_parallel {self.data_parallel} × micro_batch {self.micro_batch} × accumulation {self.accumulation} = {self.rows}, not {holding}global_batch {self.global_batch}"
             )
         if self.devices % self.processes:
             raise ValueError(f"devices {self.devices} is not a multiple of processes {self.processes}")
@@ -55,8 +57,28 @@ class Plan(Frozen):
 
     @property
     def per_device_batch(self) -> int:
-        """Instances per optimizer step and device, or devices that share a sequence."""
+        """Rows per optimizer step and device, or devices that share a sequence."""
         return self.micro_batch * self.accumulation
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Of all devices in one forward pass."""
+        return self.data_parallel * self.micro_batch
+
+    @property
+    def rows(self) -> int:
+        """Per optimizer step: one for each instance, and `padding`."""
+        return self.rows_per_pass * self.accumulation
+
+    @property
+    def padding(self) -> int:
+        """Rows per optimizer step that hold no instance, the last ones."""
+        return self.rows - self.global_batch
+
+    @property
+    def efficiency(self) -> float:
+        """Of the rows, the share that holds an instance."""
+        return self.global_batch / self.rows
 
     @property
     def devices_per_process(self) -> int:
@@ -68,27 +90,43 @@ def is_whole(sequence: int, devices_per_process: int) -> bool:
     return devices_per_process % sequence == 0 or sequence % devices_per_process == 0
 
 
+def rows_per_device(global_batch: int, data_parallel: int) -> int:
+    """The fewest per device, or group of devices that share a sequence, that together hold the batch."""
+    return -(-global_batch // data_parallel)
+
+
+def filling(plan: Plan) -> str | None:
+    """What the rows without an instance cost, as a clause; None where there are none."""
+    if not plan.padding:
+        return None
+    enough = rows_per_device(plan.global_batch, plan.per_device_batch) * plan.sequence
+    return (
+        f"{plan.padding:,} of {plan.rows:,} rows per step hold no instance, as {plan.devices:,} devices do not divide "
+        f"global_batch {plan.global_batch:,}: {plan.efficiency:.0%} of the work counts, and {enough:,} devices would be as fast"
+    )
+
+
 def sequence_factors(recipe: Recipe, devices: int, processes: int, multiple: int = 1) -> list[int]:
-    """Over how many devices each sequence of the recipe can be divided so that the batch is exact, fewest first.
+    """Over how many devices each sequence of the recipe can be divided, fewest first.
 
     Each device holds two chunks of it (trainer.sequence), each a multiple of `multiple` tokens. 1: it is not divided.
     """
-    common = math.gcd(recipe.global_batch, devices)
-    numbers = [devices // parts for parts in range(common, 0, -1) if common % parts == 0]
+    most = recipe.sequence_length // (2 * multiple) if recipe.reduction == "fast" else 1
     return [
         n
-        for n in numbers
-        if n == 1
-        or (
-            recipe.sequence_length % (2 * n * multiple) == 0
-            and is_whole(n, devices // processes)
-            and recipe.reduction == "fast"
-        )
+        for n in range(1, max(1, min(devices, most)) + 1)
+        if devices % n == 0
+        and (n == 1 or (recipe.sequence_length % (2 * n * multiple) == 0 and is_whole(n, devices // processes)))
     ]
 
 
-def require_sequence(plan: Plan, recipe: Recipe) -> None:
-    """Raises ConfigurationError for a recipe whose sequences `plan.sequence` devices cannot share."""
+def require_fit(plan: Plan, recipe: Recipe) -> None:
+    """Raises ConfigurationError for a recipe whose instances cannot be laid out on devices as `plan` says."""
+    if plan.padding and recipe.reduction == "invariant":
+        raise ConfigurationError(
+            f"plan.devices {plan.devices}: reduction invariant adds instances in pairs, device by device, so that their "
+            f"number must be a power of two and at most global_batch {plan.global_batch}; or use reduction fast"
+        )
     if plan.sequence == 1:
         return
     if recipe.sequence_length % (2 * plan.sequence):
@@ -104,16 +142,11 @@ def require_sequence(plan: Plan, recipe: Recipe) -> None:
 
 
 def split_batch(global_batch: int, devices: int, max_micro_batch: int) -> tuple[int, int]:
-    """(micro_batch, accumulation) with `devices · micro_batch · accumulation == global_batch`, exactly.
+    """(micro_batch, accumulation) with the fewest rows, `devices · micro_batch · accumulation`, that hold the batch.
 
     Fewer devices mean more accumulation: the micro-batch is the largest divisor of the per-device batch that is at most
-    `max_micro_batch`, so what one forward pass needs of memory never grows. Devices that share a sequence count as one. Raises ConfigurationError when the devices
-    do not divide the batch.
+    `max_micro_batch`, so what one forward pass needs of memory never grows. Devices that share a sequence count as one.
     """
-    if global_batch % devices:
-        raise ConfigurationError(
-            f"global_batch {global_batch} cannot be split exactly over {devices} devices; use a device count that divides it"
-        )
-    per_device = global_batch // devices
+    per_device = rows_per_device(global_batch, devices)
     micro_batch = next(m for m in range(min(per_device, max(max_micro_batch, 1)), 0, -1) if per_device % m == 0)
     return micro_batch, per_device // micro_batch

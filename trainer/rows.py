@@ -27,8 +27,8 @@ def all_are_targets(data: Data) -> bool:
     return data.packing is None and data.repetition_filter is None and not data.untrained_bit
 
 
-def read_rows(tokens: jax.Array, data: Data, training: bool = True) -> Rows:
-    """The rows of tokens int32 [batch, length].
+def read_rows(tokens: jax.Array, data: Data, training: bool = True, real: jax.Array | None = None) -> Rows:
+    """The rows of tokens int32 [batch, length]; with `real` bool [batch], those where it is false hold no instance.
 
     Padding is no target, nor is a token with the untrained bit, which is the sign here. An instance that the repetition filter refuses has no targets, but counts with all its tokens,
     as in OLMo-core's train module; the filter is for training only.
@@ -45,6 +45,8 @@ def read_rows(tokens: jax.Array, data: Data, training: bool = True) -> Rows:
         kept = keeps(tokens, data.repetition_filter, jnp)
         targets &= kept[:, None]
         counted = jnp.where(kept, counted, length)
+    if real is not None:
+        targets, counted = targets & real[:, None], jnp.where(real, counted, 0)
     documents = None
     if data.mask_documents:
         is_end = (stored == data.eos_id).astype(jnp.int32)  # within a prompt it ends nothing

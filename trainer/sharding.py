@@ -2,12 +2,15 @@
 
 Fully sharded data parallelism: every device holds a slice of each matrix (and of its moments) and trains on its own
 rows. A layer's weights are gathered when it runs, its gradients are summed and scattered back. Where devices share the
-sequences of their rows (trainer.sequence), that is a second axis of the mesh; parameters are cut over both.
+sequences of their rows (trainer.sequence), that is another axis of the mesh; parameters are cut over both. Matrices have
+sides that are powers of two times little: where the number of devices is not one, what is odd of it is an axis of
+replicas, over which a parameter is cut only if it happens to divide.
 """
 
 import math
 from dataclasses import replace
-from typing import Literal
+from functools import cache
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +25,11 @@ from trainer.plan import Plan
 from trainer.recipe import Model
 from trainer.reduction import sum_to_shards
 from trainer.splash import attention_for
-from trainer.torus import planes
+from trainer.torus import Planes, planes
 
-AXIS = "fsdp"  # of the batch's rows
+AXIS = "fsdp"  # of the batch's rows, together with REPLICA
+REPLICA = "replica"
+Axes = str | tuple[str, ...]  # one or several of the mesh, the outermost first
 REFETCH_BYTES = 2**28  # layers whose gathered weights are together larger than this are gathered again in backward
 
 
@@ -47,14 +52,25 @@ def make_mesh(plan: Plan) -> Mesh:
 def mesh_of(devices: list[jax.Device], sharing: int = 1) -> Mesh:
     """A mesh over these devices; each `sharing` neighbours share the sequences of their rows."""
     ordered = np.array(sorted(devices, key=lambda d: (d.process_index, d.id)))
-    if sharing == 1:
-        return Mesh(ordered, (AXIS,))
-    return Mesh(ordered.reshape(-1, sharing), (AXIS, sequence.AXIS))
+    rows = len(devices) // sharing
+    even = rows & -rows  # the power of two in it
+    shape = {REPLICA: rows // even, AXIS: even, sequence.AXIS: sharing}
+    names = tuple(name for name, size in shape.items() if name == AXIS or size > 1)
+    return Mesh(ordered.reshape([shape[name] for name in names]), names)
 
 
-def all_axes(mesh: Mesh) -> str | tuple[str, ...]:
-    """The axes that parameters are cut over, and that gradients are summed over: those of the mesh."""
-    return AXIS if mesh.axis_names == (AXIS,) else mesh.axis_names
+def all_axes(mesh: Mesh) -> Axes:
+    """The axes that gradients are summed over: those of the mesh."""
+    return _axes(mesh.axis_names)
+
+
+def row_axes(mesh: Mesh) -> Axes:
+    """The axes that the batch's rows are divided over."""
+    return _axes(tuple(name for name in mesh.axis_names if name in (REPLICA, AXIS)))
+
+
+def _axes(names: tuple[str, ...]) -> Axes:
+    return names[0] if len(names) == 1 else names
 
 
 def sharing(mesh: Mesh) -> int:
@@ -79,21 +95,47 @@ def may_be_cut(spec: ParamSpec) -> tuple[bool, ...]:
     return tuple(axis not in ("layer", "norm") for axis in spec.axes)
 
 
+class Cut(NamedTuple):
+    """How a parameter lies on the mesh: `dim`, counted from the end, over `axes`, and alike along the `others`."""
+
+    dim: int
+    axes: Axes
+    others: tuple[str, ...]
+
+
+@cache
+def cuts(model: Model, mesh: Mesh) -> dict[str, Cut | None]:
+    """Of each parameter, over as many devices as its dimensions allow; None: every device has all of it."""
+    names = mesh.axis_names
+    choices = [tuple(n for n in names if n not in without) for without in ((), (REPLICA,), (sequence.AXIS,))]
+    choices.append((AXIS,))
+
+    def cut(spec: ParamSpec) -> Cut | None:
+        for axes in choices:
+            dim = sharded_dim(spec, math.prod(mesh.shape[name] for name in axes))
+            if dim is not None:
+                return Cut(dim, _axes(axes), tuple(name for name in names if name not in axes))
+        return None
+
+    return {name: cut(spec) for name, spec in param_specs(model).items()}
+
+
 def sharded_dims(model: Model, mesh: Mesh) -> dict[str, int | None]:
     """Per parameter the dimension that is cut over the mesh, counted from the front; None: every device has all of it."""
-    dims = {}
-    for name, spec in param_specs(model).items():
-        dim = sharded_dim(spec, mesh.size) if mesh.size > 1 else None
-        dims[name] = None if dim is None else len(spec.shape) + dim
-    return dims
+    found, specs = cuts(model, mesh), param_specs(model)
+    return {
+        name: len(specs[name].shape) + cut.dim if cut is not None and mesh.size > 1 else None
+        for name, cut in found.items()
+    }
 
 
 def param_pspecs(model: Model, mesh: Mesh) -> dict[str, PartitionSpec]:
     """PartitionSpec of each parameter, of its moments and of its gradient."""
-    pspecs = {}
-    for name, spec in param_specs(model).items():
-        dim = sharded_dim(spec, mesh.size)
-        axes = [all_axes(mesh) if i - len(spec.shape) == dim else None for i in range(len(spec.shape))]
+    pspecs, specs = {}, param_specs(model)
+    for name, cut in cuts(model, mesh).items():
+        axes: list[Axes | None] = [None] * len(specs[name].shape)
+        if cut is not None:
+            axes[cut.dim] = cut.axes
         pspecs[name] = PartitionSpec(*axes)
     return pspecs
 
@@ -108,7 +150,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-BATCH_PSPECS = {"tokens": PartitionSpec(None, AXIS, None), "ids": PartitionSpec(None, AXIS, None)}
+def batch_pspecs(mesh: Mesh) -> dict[str, PartitionSpec]:
+    """PartitionSpecs of a batch: see `batch_shardings`."""
+    return dict.fromkeys(("tokens", "ids"), PartitionSpec(None, row_axes(mesh), None))
 
 
 def batch_shardings(mesh: Mesh) -> dict[str, NamedSharding]:
@@ -116,13 +160,13 @@ def batch_shardings(mesh: Mesh) -> dict[str, NamedSharding]:
 
     Devices that share sequences have the same whole rows: what a token says of its neighbours is seen without exchange.
     """
-    return {name: NamedSharding(mesh, pspec) for name, pspec in BATCH_PSPECS.items()}
+    return {name: NamedSharding(mesh, pspec) for name, pspec in batch_pspecs(mesh).items()}
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """The global batch from this process's rows, {"tokens": [accumulation, R/P, S], "ids": [accumulation, R/P, 2]}."""
     shardings = batch_shardings(mesh)
-    return {name: jax.make_array_from_process_local_data(shardings[name], batch[name]) for name in BATCH_PSPECS}
+    return {name: jax.make_array_from_process_local_data(shardings[name], batch[name]) for name in shardings}
 
 
 def sharded_weights(
@@ -138,35 +182,45 @@ def sharded_weights(
     all the small ones travel in one message. `reduction` as in the recipe: who decides on the order of the sums.
     `whole_sequences`: each device computes its own, although the mesh has an axis along which they could be shared.
     """
-    dtype, axes = jnp.dtype(compute_dtype), all_axes(mesh)
+    dtype = jnp.dtype(compute_dtype)
     attend = attention_for(mesh.devices.flat[0].platform, 1 if whole_sequences else sharing(mesh))
     invariant = reduction == "invariant"
     if mesh.size == 1:
         return isolated(Weights(dtype, attend=attend)) if invariant else Weights(dtype, attend=attend)
-    dims = {name: sharded_dim(spec, mesh.size) for name, spec in param_specs(model).items()}
-    torus = planes(list(mesh.devices.flat), axes)
+    found = cuts(model, mesh)
+    tori = {cut.axes: _planes(mesh, cut.axes) for cut in found.values() if cut is not None}
 
     def fetch(name: str, value: jax.Array) -> jax.Array:
-        dim = dims[name]
-        if dim is None:
+        cut = found[name]
+        if cut is None:
             return value
+        dim, torus = value.ndim + cut.dim, tori[cut.axes]
         if torus is not None:
-            return torus.all_gather(value, value.ndim + dim)
-        return jax.lax.all_gather(value, axes, axis=value.ndim + dim, tiled=True)
+            return torus.all_gather(value, dim)
+        return jax.lax.all_gather(value, cut.axes, axis=dim, tiled=True)
 
     def reduce(name: str, gradient: jax.Array) -> jax.Array:
-        dim = dims[name]
-        if dim is None:
+        cut = found[name]
+        if cut is None:
             return gradient
+        dim, torus = gradient.ndim + cut.dim, tori[cut.axes]
         if invariant:
-            return sum_to_shards(gradient, AXIS, mesh.size, gradient.ndim + dim)
+            return sum_to_shards(gradient, AXIS, mesh.size, dim)
         if torus is not None:
-            return torus.psum_scatter(gradient, gradient.ndim + dim)
-        return jax.lax.psum_scatter(gradient, axes, scatter_dimension=gradient.ndim + dim, tiled=True)
+            gradient = torus.psum_scatter(gradient, dim)
+        else:
+            gradient = jax.lax.psum_scatter(gradient, cut.axes, scatter_dimension=dim, tiled=True)
+        return jax.lax.psum(gradient, cut.others) if cut.others else gradient
 
     layers = [math.prod(spec.shape) for spec in param_specs(model).values() if spec.axes[0] == "layer"]
     weights = Weights(dtype, fetch, reduce, attend, refetch=sum(layers) * dtype.itemsize > REFETCH_BYTES)
     return isolated(weights) if invariant else weights
+
+
+def _planes(mesh: Mesh, axes: Axes) -> Planes | None:
+    """The planes of the devices that lie along `axes`, in one of the groups that are alike."""
+    first = mesh.devices[tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)]
+    return planes(list(first.flat), axes)
 
 
 def isolated(weights: Weights) -> Weights:

@@ -15,7 +15,9 @@ from trainer.errors import ConfigurationError
 from trainer.evaluation_settings import expand, parse_sets
 from trainer.freezing import freeze
 from trainer.hardware import device_type
-from trainer.plan import Plan, sequence_factors, split_batch
+from trainer.plan import Plan, split_batch
+from trainer.preflight.choice import refuse_inexact
+from trainer.preflight.dividing import factors
 from trainer.recipe import Recipe
 from trainer.rundir.records import AttemptSpec
 from trainer.rundir.rundir import RunDirectory
@@ -32,7 +34,8 @@ def plan_here(recipe: Recipe, device: str) -> Plan:
             f"--device {device}: it has {kind.processes} processes, and this command starts one; "
             "use cpu-1, cpu-2 or cpu-4, or `untildone run` for a gang"
         )
-    sequence = next(iter(sequence_factors(recipe, kind.devices, 1)), 1)
+    refuse_inexact(recipe, kind, 1)
+    sequence = factors(recipe, kind, 1)[0]
     rows = kind.devices // sequence
     micro_batch, accumulation = split_batch(recipe.global_batch, rows, MICRO_BATCH)
     return Plan(

@@ -18,21 +18,23 @@ from trainer.digest import data_hash, ids_hash
 from trainer.model import Params, Weights, init_params, next_token_loss
 from trainer.optimizer import Window, adamw, append, clip_coefficient, empty_window, is_spike
 from trainer.params import param_specs
-from trainer.plan import Plan, require_sequence
+from trainer.plan import Plan, require_fit
 from trainer.recipe import Recipe
 from trainer.reduction import block_grid, one_by_one, pick, squared_norm, sum_everywhere, tree_sum
 from trainer.rows import all_are_targets, read_rows
 from trainer.schedule import learning_rate
 from trainer.sharding import (
     AXIS,
-    BATCH_PSPECS,
     all_axes,
+    batch_pspecs,
     batch_shardings,
+    cuts,
     isolated,
     may_be_cut,
     param_pspecs,
     param_shardings,
     replicated,
+    row_axes,
     sharded_dims,
     sharded_weights,
     sharing,
@@ -100,12 +102,12 @@ def make_train_step(
     """Jitted `(state, batch) -> (state, metrics)`; the old state is donated, all metrics are replicated.
 
     Batch: {"tokens": int32 [accumulation, R, S], "ids": uint32 [accumulation, R, 2]}, R = data_parallel · micro_batch,
-    axis 1 over the devices. Metrics: loss (mean CE over the global batch's targets, without z-loss), grad_norm (before
+    axis 1 over the devices; what stands in the plan's padding adds exactly zero to everything. Metrics: loss (mean CE over the global batch's targets, without z-loss), grad_norm (before
     clipping), lr, skipped (bool: the parameters were left alone), finite (bool), ids_hash and data_hash (uint32 [2], of
     the batch that arrived). A loss that is not finite leaves the whole state as it was, step included. A finite loss
     with a gradient norm that is not counts as skipped and is not remembered: it would blind the rule for 128 steps.
     """
-    require_sequence(plan, recipe)
+    require_fit(plan, recipe)
     loss_and_grad = _loss_and_grad(recipe, plan, mesh)
     optimizer = recipe.optimizer
 
@@ -139,38 +141,46 @@ def _loss_and_grad(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
     pspecs = param_pspecs(recipe.model, mesh)
     data, whole = recipe.data, recipe.global_batch * (recipe.sequence_length - 1)
     gradients, norm = (_invariant if recipe.reduction == "invariant" else _fast)(recipe, plan, mesh)
-    rows = plan.micro_batch
+    rows, over = plan.micro_batch, row_axes(mesh)
 
-    def targets_in_batch(tokens: jax.Array) -> jax.Array:
+    def targets_in_batch(tokens: jax.Array, real: Real) -> jax.Array:
         """f32 []: the global batch's, known before the first of its rows is computed: one denominator for all."""
-        counts = jax.lax.map(lambda t: jnp.sum(read_rows(t, data).counted), tokens)
-        return jnp.maximum(jax.lax.psum(jnp.sum(counts), AXIS), 1).astype(jnp.float32)
+        counts = jax.lax.map(lambda t: jnp.sum(read_rows(t[0], data, real=t[1]).counted), (tokens, real))
+        return jnp.maximum(jax.lax.psum(jnp.sum(counts), over), 1).astype(jnp.float32)
+
+    def numbers() -> jax.Array:
+        """uint32 [accumulation, rows]: of this device's rows in the global batch."""
+        row = jnp.arange(plan.accumulation, dtype=jnp.uint32)[:, None] * jnp.uint32(rows * plan.data_parallel)
+        here = jax.lax.axis_index(over).astype(jnp.uint32)
+        return row + here * jnp.uint32(rows) + jnp.arange(rows, dtype=jnp.uint32)
 
     def local(params: Params, batch: Batch) -> tuple[Any, ...]:
         tokens, ids = batch["tokens"], batch["ids"]
-        scale = 1 / (whole if all_are_targets(data) else targets_in_batch(tokens))
-        loss, grads = gradients(params, tokens, scale)
-        row = jnp.arange(plan.accumulation, dtype=jnp.uint32)[:, None] * jnp.uint32(rows * plan.data_parallel)
-        row = row + jax.lax.axis_index(AXIS).astype(jnp.uint32) * jnp.uint32(rows) + jnp.arange(rows, dtype=jnp.uint32)
-        hashes = jnp.concatenate([ids_hash(ids, row), data_hash(tokens, row)])
-        return loss, grads, norm(grads), jax.lax.psum(hashes, AXIS)
+        real = numbers() < plan.global_batch if plan.padding else None
+        scale = 1 / (whole if all_are_targets(data) else targets_in_batch(tokens, real))
+        loss, grads = gradients(params, (tokens, real), scale)
+        row = numbers()
+        hashes = jnp.concatenate([ids_hash(ids, row, real), data_hash(tokens, row, real)])
+        return loss, grads, norm(grads), jax.lax.psum(hashes, over)
 
     out = PartitionSpec()
     return jax.shard_map(
-        local, mesh=mesh, in_specs=(pspecs, BATCH_PSPECS), out_specs=(out, pspecs, out, out), check_vma=False
+        local, mesh=mesh, in_specs=(pspecs, batch_pspecs(mesh)), out_specs=(out, pspecs, out, out), check_vma=False
     )
 
 
 Scale = float | jax.Array  # what every loss is multiplied with: 1 / targets of the global batch
-Gradients = Callable[[Params, jax.Array, Scale], tuple[jax.Array, Params]]
+Real = jax.Array | None  # bool, of rows: whether they hold an instance; None: they all do
+Instances = tuple[jax.Array, Real]  # tokens int32 [..., rows, S] and which of the rows are real, [..., rows]
+Gradients = Callable[[Params, Instances, Scale], tuple[jax.Array, Params]]
 Norm = Callable[[Params], jax.Array]
 
 
 def _gradient(recipe: Recipe, plan: Plan, weights: Weights) -> Gradients:
-    """`(params, tokens [rows, S], scale) -> (loss, gradients)` of these rows, as far as `weights` sums them."""
+    """`(params, instances [rows, S], scale) -> (loss, gradients)` of these rows, as far as `weights` sums them."""
 
-    def of_rows(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
-        tokens, has_target, documents, _ = read_rows(tokens, recipe.data)
+    def of_rows(params: Params, instances: Instances, scale: Scale) -> tuple[jax.Array, Params]:
+        tokens, has_target, documents, _ = read_rows(instances[0], recipe.data, real=instances[1])
 
         def objective(params: Params) -> tuple[jax.Array, jax.Array]:
             total, ce = next_token_loss(
@@ -185,17 +195,18 @@ def _gradient(recipe: Recipe, plan: Plan, weights: Weights) -> Gradients:
 
 
 def _fast(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]:
-    """Of the global batch, from this device's tokens [accumulation, rows, S]; the order of the sums is left to XLA."""
+    """Of the global batch, from this device's rows [accumulation, rows, S]; the order of the sums is left to XLA."""
     one, axes = _gradient(recipe, plan, sharded_weights(recipe.model, mesh, recipe.compute_dtype)), all_axes(mesh)
-    replicated_names = [name for name, pspec in param_pspecs(recipe.model, mesh).items() if not any(pspec)]
+    found = cuts(recipe.model, mesh)
+    replicated_names = [name for name, cut in found.items() if cut is None]
 
-    def gradients(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
+    def gradients(params: Params, instances: Instances, scale: Scale) -> tuple[jax.Array, Params]:
         if plan.accumulation == 1:
-            loss, grads = one(params, tokens[0], scale)
+            loss, grads = one(params, jax.tree.map(lambda x: x[0], instances), scale)
         else:
             zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
             (loss, grads), _ = jax.lax.scan(
-                lambda c, t: (jax.tree.map(jnp.add, c, one(params, t, scale)), None), zero, tokens
+                lambda c, t: (jax.tree.map(jnp.add, c, one(params, t, scale)), None), zero, instances
             )
         if mesh.size == 1:
             return loss, grads
@@ -204,14 +215,17 @@ def _fast(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]:
     def norm(grads: Params) -> jax.Array:
         squares = {name: jnp.sum(jnp.square(g)) for name, g in grads.items()}
         whole = sum((squares[name] for name in replicated_names), jnp.zeros(()))
-        parts = sum((s for name, s in squares.items() if name not in replicated_names), jnp.zeros(()))
-        return jnp.sqrt(whole + jax.lax.psum(parts, axes))
+        for over in dict.fromkeys(cut.axes for cut in found.values() if cut is not None):
+            alike = (s for name, s in squares.items() if (cut := found[name]) is not None and cut.axes == over)
+            whole = whole + jax.lax.psum(sum(alike, jnp.zeros(())), over)
+        return jnp.sqrt(whole)
 
     return gradients, norm
 
 
 def _invariant(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]:
     """As `_fast`, with the same bits on any mesh and split: one instance at a time, all sums as trainer.reduction has them.
+    All rows are instances (plan.require_fit).
 
     With a micro-batch of one the weights of a layer are gathered, and its gradients scattered, for each instance. With
     a larger one all weights are gathered once per step and the gradients of a micro-batch are summed before they are
@@ -228,11 +242,11 @@ def _invariant(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]
         loss, grads = jax.lax.optimization_barrier((loss, grads))
         return _sum_small(loss, grads, replicated_names, lambda flat: sum_everywhere(flat, AXIS, devices))
 
-    def instance_by_instance(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
-        one = _gradient(recipe, plan, weights)
-        return tree_sum(plan.accumulation, lambda j: finish(*one(params, pick(tokens, j), scale)))
+    def instance_by_instance(params: Params, instances: Instances, scale: Scale) -> tuple[jax.Array, Params]:
+        one, (tokens, _) = _gradient(recipe, plan, weights), instances
+        return tree_sum(plan.accumulation, lambda j: finish(*one(params, (pick(tokens, j), None), scale)))
 
-    def gathered(params: Params, tokens: jax.Array, scale: Scale) -> tuple[jax.Array, Params]:
+    def gathered(params: Params, instances: Instances, scale: Scale) -> tuple[jax.Array, Params]:
         one = _gradient(recipe, plan, whole_weights)
         whole = {
             name: weights.fetch(name, value.astype(weights.compute_dtype)).astype(value.dtype)
@@ -241,8 +255,8 @@ def _invariant(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]
         whole = jax.lax.optimization_barrier(whole)
 
         def micro_batch(j: jax.Array) -> tuple[jax.Array, Params]:
-            rows = pick(tokens, j)
-            loss, grads = tree_sum(plan.micro_batch, lambda m: one(whole, pick(rows, m)[None], scale))
+            rows = pick(instances[0], j)
+            loss, grads = tree_sum(plan.micro_batch, lambda m: one(whole, (pick(rows, m)[None], None), scale))
             return finish(loss, {name: weights.reduce(name, g) for name, g in grads.items()})
 
         return tree_sum(plan.accumulation, micro_batch)
@@ -288,10 +302,9 @@ def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
         found = one_by_one(rows.shape[0], lambda i: one(params, pick(rows, i)))
         return jax.tree.map(lambda x: x.reshape(tokens.shape[:2]), found)
 
-    rows = PartitionSpec(None, AXIS)
-    mapped = jax.shard_map(
-        local, mesh=mesh, in_specs=(param_pspecs(model, mesh), BATCH_PSPECS), out_specs=(rows, rows), check_vma=False
-    )
+    rows = PartitionSpec(None, row_axes(mesh))
+    specs = (param_pspecs(model, mesh), batch_pspecs(mesh))
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(rows, rows), check_vma=False)
 
     def eval_step(params: Params, batch: Batch) -> Metrics:
         ce, count = mapped(params, batch)

@@ -19,7 +19,7 @@ from trainer.environment import GangEnvironment, prepare_jax
 from trainer.errors import ConfigurationError, ExitCode
 from trainer.hardware import device_type
 from trainer.log import log
-from trainer.plan import require_sequence
+from trainer.plan import require_fit
 from trainer.progress import Monitor, Pace, PhaseClock
 from trainer.recipe import Recipe
 from trainer.requests import Agreement, Requests, Signalled
@@ -327,7 +327,7 @@ def read_orders(rundir: RunDirectory, environment: GangEnvironment) -> tuple[Att
             f"UNTILDONE_PROCESS_COUNT is {environment.process_count}, but the plan of attempt {environment.attempt} "
             f"({spec.plan.device_type}) has {spec.plan.processes} processes"
         )
-    require_sequence(spec.plan, stored.recipe)
+    require_fit(spec.plan, stored.recipe)
     return spec, stored.recipe
 
 

@@ -21,6 +21,7 @@ from trainer.flops import flops_per_token
 from trainer.guard import Guard
 from trainer.log import log
 from trainer.loop import Loop
+from trainer.plan import filling
 from trainer.profiles import Profiles
 from trainer.progress import Monitor
 from trainer.recipe import Recipe
@@ -227,6 +228,8 @@ class Training:
             per_device_batch=f"{plan.micro_batch} × {plan.accumulation} = {plan.per_device_batch}",
             global_batch=plan.global_batch,
         )
+        if lost := filling(plan):
+            log().warning(lost)
 
 
 class Compilation:
@@ -246,7 +249,7 @@ class Compilation:
             from trainer.sharding import batch_shardings
             from trainer.step import abstract_state, make_train_step
 
-            rows = plan.data_parallel * plan.micro_batch
+            rows = plan.rows_per_pass
             at = batch_shardings(mesh)
             tokens, ids = (plan.accumulation, rows, recipe.sequence_length), (plan.accumulation, rows, 2)
             batch = {

@@ -46,8 +46,9 @@ HEADER = (
 def plan_command(file: Path, devices: tuple[str, ...], slices: int, compiling: bool, as_json: bool) -> int:
     """Show what the recipe costs on each rung of the ladder, or on other hardware.
 
-    global batch = micro-batch × accumulation × devices, exactly, on every rung. Reads FILE, the recipe and the table of
-    compiled plans that untildone carries; no data, no cluster.
+    The global batch is the same on every rung: micro-batch × accumulation × devices. Where these do not divide it, empty
+    rows fill it up, and what they cost is said. Reads FILE, the recipe and the table of compiled plans that untildone
+    carries; no data, no cluster.
     """
     from orchestrator.api import load_run
     from orchestrator.plan_table import plan_table
@@ -92,7 +93,11 @@ def _show(rows: Sequence["PlanRow"], recipe: "Recipe", steps: int, file: Path, l
         f" {steps:,} steps, on any hardware"
     )
     click.echo(columns(HEADER, [_cells(row, ladder_of_file) for row in rows]))
-    click.echo(f"BATCH: micro-batch × accumulation × fsdp devices = {recipe.global_batch:,}")
+    more = ", and rows without an instance" if any(row.padding for row in rows) else ""
+    click.echo(f"BATCH: micro-batch × accumulation × fsdp devices = {recipe.global_batch:,}{more}")
+    for row in rows:
+        if row.warning is not None:
+            click.echo(f"! {_name(row)}: {row.warning}")
     if any(row.step_seconds_estimate is not None for row in rows):
         click.echo(
             f"STEP and what follows from it: estimates, cycles of the compiled program ÷ {REACHED:.2f}; none was measured."

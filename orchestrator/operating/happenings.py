@@ -27,6 +27,7 @@ from orchestrator.decisions import (
 )
 from orchestrator.planning import shown
 from orchestrator.status import RunStatus
+from trainer.plan import filling
 from trainer.rundir.records import Category, Ending, Evidence
 
 NOTE_BYTES = 1024
@@ -103,9 +104,9 @@ def told_before(happening: Happening, written: RunStatus | None) -> bool:
             return True  # a run that was trained elsewhere: its past is in the ledger
         oldest = [(entry.attempt, entry.start or 0) for entry in written.endings]
         return happening.after in oldest or (bool(oldest) and happening.after < min(oldest))
-    if kind in ("submitted", "admitted"):
+    if kind in ("submitted", "filled", "admitted"):
         admitted = written.condition("Admitted").status == "True"
-        return happening.after[0] < reached[0] or (happening.after <= reached and (kind == "submitted" or admitted))
+        return happening.after[0] < reached[0] or (happening.after <= reached and (kind != "admitted" or admitted))
     if kind in ("training", "set-aside"):
         return happening.after <= reached
     if kind == "alarm":
@@ -139,6 +140,9 @@ def _attempt(look: Look) -> Iterator[Happening]:
     if o.submitted is not None:
         note = f"attempt {o.attempt} on {where} is {o.spec.gang}, uid {o.submitted.gang_uid}"
         yield Happening(f"submitted/{o.attempt}", "Submitted", note, at)
+        if lost := filling(o.spec.plan):
+            note = f"attempt {o.attempt} on {where}: {lost}"
+            yield Happening(f"filled/{o.attempt}", "EmptyRows", note, at, warning=True)
     admission = o.live_admission
     if admission is not None and o.gang is not None:
         last = o.endings[-1] if o.endings and o.endings[-1].attempt == o.attempt else None

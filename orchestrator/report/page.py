@@ -172,9 +172,10 @@ def _ending_row(run: RunHistory, ending: Ending) -> str:
 
 def _plan(run: RunHistory, attempt: int) -> str:
     plan = run.specs[attempt].plan
+    empty = f"<br>{plan.padding:,} of {plan.rows:,} rows empty" if plan.padding else ""
     return (
         f"<b>{escape(plan.device_type)}</b>{f' × {plan.slices}' if plan.slices > 1 else ''}"
-        f"<small>{count(plan.devices, 'device')}<br>micro-batch {plan.micro_batch}<br>× accumulation {plan.accumulation}</small>"
+        f"<small>{count(plan.devices, 'device')}<br>micro-batch {plan.micro_batch}<br>× accumulation {plan.accumulation}{empty}</small>"
     )
 
 

@@ -8,7 +8,7 @@ from orchestrator.planning import ladder, make_plan, settings
 from tests.support.world import run_of, tiny_recipe
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type, device_types
-from trainer.preflight.choice import factors
+from trainer.preflight.dividing import divides
 from trainer.recipe import Recipe, load
 from trainer.settings import InitFrom
 
@@ -32,17 +32,15 @@ def test_fewer_devices_mean_more_accumulation_and_the_same_micro_batch() -> None
     st.sampled_from([t.name for family in ("cpu", "tpu7x", "v5p", "v6e") for t in device_types(family)]),
     st.integers(1, 4),
 )
-def test_a_plan_is_exact_or_refused_with_device_types_that_fit(name: str, slices: int) -> None:
-    devices = device_type(name).devices * slices
-    if not factors(TINY, device_type(name), slices):
-        assert TINY.global_batch % devices
-        with pytest.raises(ConfigurationError, match="these fit"):
-            make_plan(TINY, name, slices)
-        return
+def test_a_plan_is_exact_where_it_can_be_and_filled_up_elsewhere(name: str, slices: int) -> None:
+    kind = device_type(name)
     plan = make_plan(TINY, name, slices)
-    assert plan.data_parallel * plan.micro_batch * plan.accumulation == TINY.global_batch
-    assert plan.devices == plan.data_parallel * plan.sequence == devices
-    assert (plan.sequence == 1) == (TINY.global_batch % devices == 0)
+    assert plan.rows - plan.padding == TINY.global_batch
+    assert plan.devices == plan.data_parallel * plan.sequence == kind.devices * slices
+    assert (plan.padding == 0) == divides(TINY, kind, slices)
+    if not divides(TINY, kind, slices):
+        with pytest.raises(ConfigurationError, match="these fit"):
+            make_plan(TINY.model_copy(update={"reduction": "invariant"}), name, slices)
     assert plan.processes == device_type(name).processes * slices
 
 
@@ -76,15 +74,13 @@ def test_a_model_that_does_not_fit_at_all_is_refused() -> None:
     assert "these should do: v5e-" in message
 
 
-def test_a_batch_that_cannot_be_exact_names_arithmetic_and_alternatives() -> None:
-    message = refused(SEVEN_B, "v5p-4x4x12")
+def test_a_batch_that_must_be_exact_and_cannot_names_arithmetic_and_alternatives() -> None:
+    invariant = SEVEN_B.model_copy(update={"reduction": "invariant"})
+    message = refused(invariant, "v5p-4x4x12")
     for word in ("spec.ladder[0].deviceType", "192 devices", "512 ÷ 192", "remainder 128", "v5p-4x4x8 (128 devices)"):
         assert word in message, message
-    short = SEVEN_B.model_copy(update={"sequence_length": 384})
-    assert "smaller than 1024: no division of sequences of 384 tokens" in refused(short, "tpu7x-8x8x8")
-    invariant = SEVEN_B.model_copy(update={"reduction": "invariant"})
     assert "smaller than 1024: reduction invariant keeps" in refused(invariant, "tpu7x-8x8x8")
-    several = refused(TINY, "cpu-4", 3)
+    several = refused(TINY.model_copy(update={"reduction": "invariant"}), "cpu-4", 3)
     assert "3 × cpu-4 has 12 devices" in several
     assert "cpu-8 (8 devices)" in several
 

@@ -9,7 +9,9 @@ import pytest
 from tests.support.models import cpu_plan, small_recipe
 from trainer.digest import hash_text
 from trainer.errors import ConfigurationError
+from trainer.hardware import device_type
 from trainer.plan import Plan, sequence_factors
+from trainer.preflight.dividing import factors
 from trainer.recipe import Recipe, RepetitionFilter
 from trainer.sequence import chunks_held
 from trainer.sharding import mesh_of, put_batch
@@ -95,17 +97,26 @@ def test_a_plan_s_devices_are_its_rows_times_those_that_share_them() -> None:
     assert Plan.parse(old, "plan").sequence == 1
 
 
-def test_factors_are_those_that_make_the_batch_exact() -> None:
-    def factors(batch: int, length: int, devices: int, processes: int, multiple: int = 1) -> list[int]:
-        recipe = PLAIN.model_copy(update={"global_batch": batch, "sequence_length": length})
-        return sequence_factors(recipe, devices, processes, multiple)
+def test_factors_are_those_that_give_every_device_two_whole_chunks() -> None:
+    def factors(length: int, devices: int, processes: int, multiple: int = 1) -> list[int]:
+        return sequence_factors(PLAIN.model_copy(update={"sequence_length": length}), devices, processes, multiple)
 
-    assert factors(512, 8192, 1024, 256, 128) == [2, 4, 8, 16, 32]
-    assert factors(512, 8192, 768, 192) == []  # 3 does not divide 8192
-    assert factors(64, 65536, 128, 32, 128)[0] == 2
-    assert factors(4, 24, 8, 1) == factors(4, 24, 8, 4) == [2, 4]
-    assert factors(12, 24, 12, 4) == [1, 3, 6, 12]  # 3 devices a process: 2 or 4 would cut rows in the middle
-    assert sequence_factors(PLAIN.model_copy(update={"reduction": "invariant"}), 8, 1) == []
+    assert factors(8192, 1024, 256, 128) == [1, 2, 4, 8, 16, 32]
+    assert factors(8192, 768, 192, 128) == [1, 2, 4, 8, 16, 32]  # 3 does not divide 8192
+    assert factors(24, 8, 1) == factors(24, 8, 4) == [1, 2, 4]
+    assert factors(24, 12, 4) == [1, 3, 6, 12]  # 3 devices a process: 2 or 4 would cut rows in the middle
+    assert sequence_factors(PLAIN.model_copy(update={"reduction": "invariant"}), 8, 1) == [1]
+
+
+def test_the_fewest_that_make_the_batch_exact_are_taken() -> None:
+    def best(batch: int, length: int, name: str, slices: int = 1) -> list[int]:
+        recipe = PLAIN.model_copy(update={"global_batch": batch, "sequence_length": length})
+        return factors(recipe, device_type(name), slices)
+
+    assert best(512, 8192, "tpu7x-8x8x8") == [2, 4, 8, 16, 32]
+    assert best(64, 65536, "v5p-4x4x8")[0] == 2
+    assert best(4, 24, "cpu-8") == [2, 4]
+    assert best(8, 32, "cpu-4", 3) == [4, 1, 2]  # none is: three rows of a quarter, one of a whole, two of a half
 
 
 def test_what_cannot_be_shared_is_refused_before_anything_is_compiled() -> None:

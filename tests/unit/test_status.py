@@ -7,11 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.api import TrainingRun
+from orchestrator.daemon import Look
 from orchestrator.decisions import Freeze, OwnedByOther, Refused, Wait
-from orchestrator.explain import status_word
+from orchestrator.explain import explanation, status_word
 from orchestrator.memory import Memory
 from orchestrator.observation import Observation
 from orchestrator.observe import read_observation
+from orchestrator.operating.happenings import happenings, told_before
 from orchestrator.status import RunStatus, differs_materially, refused_status, status_of
 from orchestrator.status_model import CONDITIONS, ENDINGS_KEPT
 from tests.support.statuses import Writer, until, with_generation
@@ -193,6 +195,25 @@ def test_a_lower_rung_is_degraded_and_names_both() -> None:
     degraded = status.condition("Degraded")
     assert (degraded.status, status.plan) == ("True", "cpu-2")
     assert "spec.ladder[1]" in degraded.message and "cpu-8" in degraded.message
+
+
+def test_rows_without_an_instance_are_told_and_stay_visible() -> None:
+    """512 instances on 12 devices: 43 rows each, the last four empty."""
+    world = World(run_of(ladder=[{"deviceType": "cpu-12"}]))
+    world.capacity = 12
+    writer = Writer(world)
+    status = until(writer, "Training")
+    assert (status.plan, status.per_device_batch) == ("cpu-12", 43)
+    said = "4 of 516 rows per step hold no instance"
+    assert said in status.condition("Degraded").message
+    assert status.condition("Degraded").status == "False", "it was asked for"
+    observation = read_observation(world.run, world.recipe, world, world.rundir, writer.memory)
+    explained = explanation(world.run, observation, Wait("Training", "steps advance"), world.now)
+    assert any(said in warning for warning in explained.warnings)
+    told = happenings(world.run, Look(observation, Wait("Training", "steps advance"), world.now))
+    (event,) = [h for h in told if h.reason == "EmptyRows"]
+    assert said in event.note and event.warning
+    assert told_before(event, status) and not told_before(event, None)
 
 
 def test_suspended_says_why_and_nothing_trains() -> None:

@@ -33,8 +33,8 @@ class Element(NamedTuple):
     """What the source reads for one batch number: the share of one process."""
 
     t: int
-    tokens: I32  # int32[accumulation, R / P, S]
-    ids: U64  # uint64[accumulation, R / P], as they were read
+    tokens: I32  # int32[accumulation, R / P, S]; eos_id in rows that hold no instance
+    ids: U64  # uint64[accumulation, R / P], as they were read; PADDING_ID in rows that hold no instance
 
 
 class WrongInstances(TrainerError):
@@ -44,10 +44,11 @@ class WrongInstances(TrainerError):
 def process_rows(plan: Plan, process_index: int) -> npt.NDArray[np.int64]:
     """int64[accumulation, R / P]: rows of the global batch that a process holds, R = data_parallel · micro_batch.
 
-    The global batch's rows reshape to [accumulation, R]; each process owns a contiguous, equal part of axis 1, or the
-    processes whose devices share sequences own one together: each reads all of it. Raises ConfigurationError where that part is not whole.
+    The global batch's rows, and after them those that hold no instance, reshape to [accumulation, R]; each process owns
+    a contiguous, equal part of axis 1, or the processes whose devices share sequences own one together: each reads all
+    of it. Raises ConfigurationError where that part is not whole.
     """
-    rows, together = plan.data_parallel * plan.micro_batch, _readers(plan)
+    rows, together = plan.rows_per_pass, _readers(plan)
     parts = plan.processes // together
     if rows % parts:
         raise ConfigurationError(
@@ -55,13 +56,33 @@ def process_rows(plan: Plan, process_index: int) -> npt.NDArray[np.int64]:
             f"{plan.processes} processes; choose a device type with fewer hosts or a larger global_batch"
         )
     share, number = rows // parts, process_index // together
-    whole = np.arange(plan.global_batch).reshape(plan.accumulation, rows)
+    whole = np.arange(plan.rows).reshape(plan.accumulation, rows)
     return whole[:, number * share : (number + 1) * share]
 
 
 def _readers(plan: Plan) -> int:
     """How many processes, neighbours in their order, read the same rows."""
     return max(1, plan.sequence // plan.devices_per_process)
+
+
+def ids_of_rows(order: BatchOrder, t: int, rows: npt.NDArray[np.int64]) -> U64:
+    """uint64 of the shape of `rows`: their instances in batch `t`, PADDING_ID where a row holds none."""
+    batch = order.batch_ids(t)
+    ids = np.full(rows.shape, PADDING_ID, np.uint64)
+    real = rows < len(batch)
+    ids[real] = batch[rows[real]]
+    return ids
+
+
+def tokens_of(mix: Mix, ids: U64) -> I32:
+    """int32[*ids.shape, S]: the instances' tokens, eos_id throughout where there is none. For those nothing is read."""
+    real = ids != PADDING_ID
+    if real.all():
+        return mix.instances(ids.reshape(-1)).reshape(*ids.shape, -1)
+    tokens = np.full((*ids.shape, mix.recipe.sequence_length), mix.recipe.data.eos_id, np.int32)
+    if real.any():
+        tokens[real] = mix.instances(ids[real])
+    return tokens
 
 
 class BatchSource:
@@ -79,9 +100,8 @@ class BatchSource:
 
     def read(self, t: int) -> Element:
         """This process's share of batch `t`."""
-        ids = self._order.batch_ids(t)[self._rows]
-        tokens = self._mix.instances(ids.reshape(-1)).reshape(*ids.shape, -1)
-        return Element(t, tokens, ids)
+        ids = ids_of_rows(self._order, t, self._rows)
+        return Element(t, tokens_of(self._mix, ids), ids)
 
 
 class Loader:
@@ -125,7 +145,7 @@ class Loader:
     def __next__(self) -> tuple[int, dict[str, npt.NDArray[Any]]]:
         """The next batch. Raises WrongInstances, ConfigurationError (a file changed), StorageUnavailable."""
         element = next(self._elements)
-        due = self._order.batch_ids(self._next)[self._rows]
+        due = ids_of_rows(self._order, self._next, self._rows)
         if element.t != self._next or not np.array_equal(element.ids, due):
             raise WrongInstances(
                 f"batch {self._next}: the reader returned batch {element.t} with ids {_some(element.ids)}, "
@@ -153,16 +173,11 @@ def held_out_batches(mix: Mix, plan: Plan, process_index: int) -> Iterator[dict[
     so every instance counts once whatever R is, and sums of weight × loss do not depend on the plan.
     """
     rows = process_rows(plan, process_index)[:1]
-    passes = plan.data_parallel * plan.micro_batch
-    length, eos = mix.recipe.sequence_length, mix.recipe.data.eos_id
-    for first in range(0, len(mix), passes):
+    for first in range(0, len(mix), plan.rows_per_pass):
         ids = (rows + first).astype(np.uint64)
         real = ids < len(mix)
-        tokens = np.full((*ids.shape, length), eos, np.int32)
-        if real.any():
-            tokens[real] = mix.instances(ids[real])
         ids[~real] = PADDING_ID
-        yield {"tokens": tokens, "ids": split_ids(ids), "weights": real.astype(np.float32)}
+        yield {"tokens": tokens_of(mix, ids), "ids": split_ids(ids), "weights": real.astype(np.float32)}
 
 
 def _some(ids: U64) -> str:
@@ -173,4 +188,4 @@ def _some(ids: U64) -> str:
 
 def global_ids(shares: list[U32], plan: Plan) -> U64:
     """uint64[B]: the ids of a global batch in row order, from the "ids" of all processes in process order."""
-    return join_ids(np.concatenate(shares[:: _readers(plan)], axis=1)).reshape(plan.global_batch)
+    return join_ids(np.concatenate(shares[:: _readers(plan)], axis=1)).reshape(plan.rows)[: plan.global_batch]

@@ -3,7 +3,6 @@
 What has been compiled is known; where nothing has, the memory model decides, with a margin. Importable without JAX.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -11,15 +10,15 @@ from typing import Literal
 
 from trainer.errors import ConfigurationError
 from trainer.hardware import DeviceType, device_types
-from trainer.plan import Plan, sequence_factors
+from trainer.plan import Plan, rows_per_device
 from trainer.preflight import table
+from trainer.preflight.dividing import divides, factors
 from trainer.preflight.memory import MemoryModel, shape_of
 from trainer.preflight.plans import plan_of
 from trainer.preflight.policies import POLICIES, Policy
 from trainer.recipe import Recipe
 
 SUGGESTIONS = 4
-TILE = 128  # tokens, the least of trainer.flash_blocks
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class Choice:
 
 
 def candidates(recipe: Recipe, kind: DeviceType, slices: int, model: MemoryModel | None = None) -> Iterator[Candidate]:
-    """Exact plans, best first: sequences on as few devices as possible, nothing computed twice before anything is, then
-    the fewest passes.
+    """Plans, best first: sequences on as few devices as possible (or as loses least: dividing.factors), nothing computed
+    twice before anything is, then the fewest passes.
 
     Devices that share a sequence exchange its keys and values in every layer, as many bytes for each whatever their
     number; a micro-batch less costs one more gather of the weights, which runs beside the products; recomputing costs
@@ -52,7 +51,7 @@ def candidates(recipe: Recipe, kind: DeviceType, slices: int, model: MemoryModel
     """
     model = table.memory_model() if model is None else model
     for sequence in factors(recipe, kind, slices):
-        per_device = recipe.global_batch * sequence // (kind.devices * slices)
+        per_device = rows_per_device(recipe.global_batch, kind.devices * slices // sequence)
         shape = replace(shape_of(recipe), sequence_length=recipe.sequence_length // sequence)
         largest = 1 if recipe.reduction == "invariant" else per_device
         for policy, micro_batch in product(sorted(POLICIES, key=lambda p: p.recomputed), range(largest, 0, -1)):
@@ -66,7 +65,7 @@ def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[ta
     """The plan of `recipe` on `slices` slices of `kind`, of a TPU family.
 
     The best that is known to fit. Before anything has been compiled for this slice: the best that should.
-    Raises ConfigurationError when the batch does not divide (`refuse_inexact`), or none fits.
+    Raises ConfigurationError when the batch must divide and does not (`refuse_inexact`), or none fits.
     """
     refuse_inexact(recipe, kind, slices)
     assert kind.hbm_gib_per_device is not None
@@ -96,7 +95,7 @@ def _larger(recipe: Recipe, kind: DeviceType, model: MemoryModel) -> str:
     """What of the same family would do, by the memory model."""
     found = []
     for other in device_types(kind.family):
-        if factors(recipe, other, 1) and other.devices > kind.devices:
+        if divides(recipe, other, 1) and other.devices > kind.devices:
             assert other.hbm_gib_per_device is not None
             every = candidates(recipe, other, 1, model)
             if any(c.predicted_gib + c.margin_gib <= other.hbm_gib_per_device for c in every):
@@ -106,45 +105,41 @@ def _larger(recipe: Recipe, kind: DeviceType, model: MemoryModel) -> str:
     return f"no slice of {kind.family} would do: a shorter sequence_length or a family with more memory per device is needed"
 
 
-def factors(recipe: Recipe, kind: DeviceType, slices: int) -> list[int]:
-    """Over how many devices each sequence can be divided so that the batch is exact, fewest first; 1 is not at all.
-
-    On a TPU a device's chunks are whole tiles of the attention kernels.
-    """
-    return sequence_factors(recipe, kind.devices * slices, kind.processes * slices, 1 if kind.family == "cpu" else TILE)
-
-
 def refuse_inexact(recipe: Recipe, kind: DeviceType, slices: int) -> None:
-    """Raises ConfigurationError, with the efficiency that a way out would cost, when the batch cannot be exact."""
+    """Raises ConfigurationError, with what would fit, when the devices must divide the batch and do not."""
     if factors(recipe, kind, slices):
         return
     batch, devices = recipe.global_batch, kind.devices * slices
     has = f"{slices} × {kind.name} has {devices} devices" if slices > 1 else f"{kind.name} has {devices} devices"
     if devices > batch:
-        what = f"global_batch {batch} is smaller than {devices}: {_undivided(recipe)}"
+        what = f"global_batch {batch} is smaller than {devices}: reduction invariant keeps each instance on one device"
     else:
-        rows = math.ceil(batch / devices)
         what = (
-            f"global_batch {batch} ÷ {devices} = {batch // devices} remainder {batch % devices}: filled up with instances "
-            f"of weight zero to {rows} per device, {batch / (rows * devices):.0%} of the work would count; that is not built"
+            f"global_batch {batch} ÷ {devices} = {batch // devices} remainder {batch % devices}: reduction invariant adds "
+            "instances in pairs, device by device, and has no place for rows without one"
         )
-    near = sorted(_exact(recipe, kind), key=lambda n: (abs(n[0] - devices), n[0], n[2]))[:SUGGESTIONS]
-    names = [f"{name} ({count} devices)" if n == 1 else f"{n} × {name} ({count} devices)" for count, name, n in near]
-    hint = f"of {kind.family}, these fit: {', '.join(names)}" if names else f"no slice of {kind.family} fits"
+    hint = (
+        f"of {kind.family}, these fit: {near}"
+        if (near := exact_near(recipe, kind, slices))
+        else f"no slice of {kind.family} fits"
+    )
     raise ConfigurationError(f"deviceType {kind.name!r}: {has}, and {what}; {hint}")
 
 
-def _undivided(recipe: Recipe) -> str:
-    if recipe.reduction == "invariant":
-        return "reduction invariant keeps each instance on one device"
-    return f"no division of sequences of {recipe.sequence_length} tokens over devices makes it exact"
+def exact_near(recipe: Recipe, kind: DeviceType, slices: int) -> str:
+    """Slices of the same family whose devices divide the batch, the nearest first: "tpu7x-4x4x8 (256 devices), …"."""
+    devices = kind.devices * slices
+    near = sorted(_exact(recipe, kind), key=lambda n: (abs(n[0] - devices), n[0], n[2]))[:SUGGESTIONS]
+    return ", ".join(
+        f"{name} ({count} devices)" if n == 1 else f"{n} × {name} ({count} devices)" for count, name, n in near
+    )
 
 
 def _exact(recipe: Recipe, kind: DeviceType) -> Iterator[tuple[int, str, int]]:
     """(devices, name, slices) of the same family for which the batch is exact; several slices of `kind` among them."""
     for other in device_types(kind.family):
-        if factors(recipe, other, 1):
+        if divides(recipe, other, 1):
             yield other.devices, other.name, 1
     for n in range(2, recipe.global_batch // kind.devices + 1):
-        if factors(recipe, kind, n):
+        if divides(recipe, kind, n):
             yield kind.devices * n, kind.name, n

@@ -41,8 +41,9 @@ def preflight(
     Needs libtpu and no TPU; a 7B step takes minutes and about 5 GiB. Ends with 0 when it fits, else with 1.
     """
     from trainer.hardware import device_type
-    from trainer.plan import require_sequence
-    from trainer.preflight.choice import choose, factors, refuse_inexact
+    from trainer.plan import require_fit
+    from trainer.preflight.choice import choose, refuse_inexact
+    from trainer.preflight.dividing import factors
     from trainer.preflight.plans import plan_of
     from trainer.preflight.preflight import check
     from trainer.preflight.preflight import preflight as run
@@ -59,7 +60,7 @@ def preflight(
         micro_batch, remat = micro_batch or chosen.micro_batch, remat or chosen.remat
         sequence = sequence or chosen.sequence
     plan = plan_of(loaded, kind, slices, micro_batch, remat, sequence or factors(loaded, kind, slices)[0])
-    require_sequence(plan, loaded)
+    require_fit(plan, loaded)
     if sys.stderr.isatty():
         click.echo(f"compiling {loaded.name} for {device} …", err=True)
     report = run(loaded, plan, options, keep, fresh, timeout)

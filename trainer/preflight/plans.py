@@ -2,22 +2,23 @@
 
 from trainer.errors import ConfigurationError
 from trainer.hardware import DeviceType
-from trainer.plan import Plan
+from trainer.plan import Plan, rows_per_device
 from trainer.recipe import Recipe
 
 
 def plan_of(recipe: Recipe, kind: DeviceType, slices: int, micro_batch: int, remat: str, sequence: int = 1) -> Plan:
-    """The plan with this micro-batch. Raises ConfigurationError when the batch does not divide exactly."""
+    """The plan with this micro-batch. Raises ConfigurationError when it does not divide what a device has to do."""
     devices = kind.devices * slices
     if devices % sequence:
         raise ConfigurationError(f"sequence {sequence} does not divide the {devices} devices")
     parts = devices // sequence
-    if recipe.global_batch % (parts * micro_batch):
-        fitting = [m for m in range(1, recipe.global_batch + 1) if recipe.global_batch % (parts * m) == 0]
-        which = f"with {', '.join(map(str, fitting))} it does" if fitting else "no micro-batch makes it"
+    rows = rows_per_device(recipe.global_batch, parts)
+    if rows % micro_batch:
+        fitting = ", ".join(str(m) for m in range(1, rows + 1) if rows % m == 0)
         shared = f"{devices} devices" if sequence == 1 else f"{parts} groups of {sequence} devices"
         raise ConfigurationError(
-            f"micro_batch {micro_batch} × {shared} does not divide global_batch {recipe.global_batch}: {which}"
+            f"micro_batch {micro_batch} does not divide {rows}, the rows of each of {shared} for global_batch "
+            f"{recipe.global_batch}; take one of {fitting}"
         )
     body = {
         "device_type": kind.name,
@@ -28,7 +29,7 @@ def plan_of(recipe: Recipe, kind: DeviceType, slices: int, micro_batch: int, rem
         "data_parallel": parts,
         "sequence": sequence,
         "micro_batch": micro_batch,
-        "accumulation": recipe.global_batch // parts // micro_batch,
+        "accumulation": rows // micro_batch,
         "remat": remat,
     }
     return Plan.parse(body, "plan")

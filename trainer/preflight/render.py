@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from trainer.plan import Plan, filling
 from trainer.preflight.accounting import GIB, Report
 
 SHOWN = 12  # rows of a table
@@ -12,10 +13,15 @@ def lines(report: Report) -> Iterator[str]:
     """The report, the verdict first."""
     plan = report.plan
     slices = f"{plan['slices']} × " if plan["slices"] > 1 else ""
+    shared = f" in groups of {plan['sequence']}" if plan["sequence"] > 1 else ""
+    rows = plan["data_parallel"] * plan["micro_batch"] * plan["accumulation"]
+    held = f" rows for {plan['global_batch']:,} instances" if rows > plan["global_batch"] else ""
     yield (
-        f"{report.recipe} on {slices}{plan['device_type']}: {plan['devices']:,} devices × {plan['micro_batch']} micro-batch"
-        f" × {plan['accumulation']} accumulation = {plan['global_batch']:,}, remat {plan['remat']}"
+        f"{report.recipe} on {slices}{plan['device_type']}: {plan['devices']:,} devices{shared}: {plan['data_parallel']:,} × "
+        f"{plan['micro_batch']} micro-batch × {plan['accumulation']} accumulation = {rows:,}{held}, remat {plan['remat']}"
     )
+    if lost := filling(Plan.parse(plan, "plan")):
+        yield lost
     peak = "an unknown size" if report.peak_gib is None else f"{report.peak_gib:.2f} GiB"
     yield f"verdict: {report.verdict}; {peak} of {report.limit_gib:.2f} GiB (compiled in {report.compile_seconds:.0f} s)"
     if report.reason:

@@ -82,7 +82,7 @@ def abstract_arguments(recipe: Any, plan: Any, mesh: Any) -> tuple[Any, Any]:
     from trainer.sharding import batch_shardings
     from trainer.step import abstract_state
 
-    rows, shardings = plan.data_parallel * plan.micro_batch, batch_shardings(mesh)
+    rows, shardings = plan.rows_per_pass, batch_shardings(mesh)
     shapes = {
         "tokens": ((plan.accumulation, rows, recipe.sequence_length), jnp.int32),
         "ids": ((plan.accumulation, rows, 2), jnp.uint32),
