@@ -4,7 +4,7 @@
 
 with one whole layer more where a policy recomputes.
 
-State and gradients are divided over all devices and known exactly; tokens are those of one micro-batch on one device.
+State and gradients are divided over the devices and known exactly; tokens are those of one micro-batch on one device.
 `fixed` (gathered weights, a chunk of logits, the compiler's own) and the scales are fitted by least squares to the
 committed table, as are those of programs that did not fit, whose size the compiler names.
 """
@@ -76,9 +76,13 @@ class MemoryModel:
 
 
 def base(shape: Shape, devices: int, accumulation: int) -> float:
-    """GiB per device of state and gradients."""
-    gradients = GRADIENT_BYTES * gradient_copies(shape, accumulation)
-    return shape.parameters / devices * (STATE_BYTES + gradients) / GIB
+    """GiB per device of state and gradients.
+
+    Parameters are cut over the power of two in the number of devices; over all of them where their sides happen to
+    divide (trainer.sharding), which is not counted on.
+    """
+    gradients, parts = GRADIENT_BYTES * gradient_copies(shape, accumulation), devices & -devices
+    return shape.parameters / parts * (STATE_BYTES + gradients) / GIB
 
 
 def gradient_copies(shape: Shape, accumulation: int) -> int:
