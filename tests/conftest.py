@@ -3,8 +3,31 @@
 import os
 import signal
 
+import pytest
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
 # A shell starts its background jobs with SIGINT ignored, and so would be all that the tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Files that take minutes, the longest first. Two processes share the files of a folder, so that one that began last would
+# run on alone at the end.
+LONG = (
+    *(
+        "invariant",
+        "trainer_plans",
+        "demo",
+        "trainer_interruptions",
+        "memorisation",
+        "trainer_damage",
+        "trainer_requests",
+    ),
+    *("operated", "outages", "operator_killed", "daemon", "helm", "trainer_pods", "jobset"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In the order of LONG, then as they were."""
+    place = {f"test_{name}": number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
