@@ -4,6 +4,7 @@
 .PHONY: help env demo test test-fast test-cluster check format plans bench bench-operator bench-maxtext lab lab-demo lab-down manifests lock clean
 
 RUN := .venv/bin/python
+BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
 help:  ## this list
@@ -29,12 +30,12 @@ test-fast: env  ## unit tests: no processes, no cluster, no large programs
 
 test-cluster: env  ## on a real Kubernetes control plane (the first time builds it: about 12 minutes)
 	@$(RUN) -m tests.lab.build > /dev/null
-	@$(RUN) -m pytest tests/cluster -q --durations=20 || { echo "what failed once more, in a new lab:"; \
-	 $(RUN) -m pytest tests/cluster -q --last-failed; }  # a dozen servers on two cores: a deadline may pass without a fault
+	@$(RUN) -m pytest tests/cluster -q $(BY_FILE) --durations=20
 
 test: env check  ## everything: checks, unit tests, real processes, a real Kubernetes control plane
 	@$(RUN) -m pytest tests/unit -q -n 2
-	@$(RUN) -m pytest tests/local -q --durations=15
+	@$(RUN) -m tests.lab.build > /dev/null
+	@$(RUN) -m pytest tests/local -q $(BY_FILE) --durations=15
 	@$(MAKE) --no-print-directory test-cluster
 
 bench: env  ## the benchmarks that need no peer; each prints a ratio
