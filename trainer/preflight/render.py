@@ -37,8 +37,12 @@ def lines(report: Report) -> Iterator[str]:
         f"step: at least {report.step_seconds_floor:.3f} s by the compiler's cycles; MFU ceiling {report.mfu_ceiling:.1%}"
         " (kernels at peak, no exposed communication)"
     )
-    if report.waiting_seconds is not None:
-        yield f"waiting for communication that the schedule does not hide: {report.waiting_seconds:.3f} s, links at peak"
+    sent = sum(row["seconds"] for row in report.communication)
+    if report.waiting_seconds is not None and sent:
+        yield (
+            f"communication: {sent:.3f} s at the peak of the links, {1 - report.waiting_seconds / sent:.0%} of it beside work;"
+            f" {report.waiting_seconds:.3f} s to wait for"
+        )
     total = sum(report.cycles.values())
     yield from _table("cycles", [(f"{v / total:6.1%}", name) for name, v in report.cycles.items()])
     yield from _table(
