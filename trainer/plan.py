@@ -100,9 +100,10 @@ def filling(plan: Plan) -> str | None:
     if not plan.padding:
         return None
     enough = rows_per_device(plan.global_batch, plan.per_device_batch) * plan.sequence
+    fewer = f", and {enough:,} devices would be as fast" if enough < plan.devices else ""
     return (
         f"{plan.padding:,} of {plan.rows:,} rows per step hold no instance, as {plan.devices:,} devices do not divide "
-        f"global_batch {plan.global_batch:,}: {plan.efficiency:.0%} of the work counts, and {enough:,} devices would be as fast"
+        f"global_batch {plan.global_batch:,}: {plan.efficiency:.0%} of the work counts{fewer}"
     )
 
 

@@ -53,6 +53,24 @@ def test_sequences_can_be_shared_by_devices_for_a_while(new_run: Callable[..., R
     run = new_run("run")
     for device, sequence, micro_batch, target in (("cpu-8", 2, 4, 4), ("cpu-8", 8, 8, 8), ("cpu-2", 1, 8, 12)):
         run.train(device, target, sequence=sequence, micro_batch=micro_batch, evaluate_every=4)
+    same_training(run, reference)
+
+
+@pytest.mark.timeout(300)
+def test_devices_need_not_divide_the_batch(new_run: Callable[..., Run]) -> None:
+    """16 instances on twelve devices in three processes, the last of which has none; on three; then on two."""
+    reference = new_run("reference")
+    reference.train("cpu-2", 12, micro_batch=8, evaluate_every=4)
+    run = new_run("run")
+    for device, micro_batch, target in (("cpu-12", 2, 4), ("cpu-3", 6, 8), ("cpu-2", 8, 12)):
+        gang = run.train(device, target, micro_batch=micro_batch, evaluate_every=4)
+        assert ("rows per step hold no instance" in gang.logs()) == (device != "cpu-2")
+    same_training(run, reference)
+    assert run.rundir().open_alarms() == ()
+
+
+def same_training(run: Run, reference: Run) -> None:
+    """Twelve steps in three attempts, and the evaluations at their ends, against one attempt."""
     for found, wanted in zip(run.lines(), reference.lines(), strict=True):
         assert (found.step, found.ids, found.data, found.lr) == (wanted.step, wanted.ids, wanted.data, wanted.lr)
         assert found.loss == pytest.approx(wanted.loss, rel=2e-5)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from trainer.freezing import freeze
-from trainer.plan import Plan
+from trainer.plan import Plan, rows_per_device
 from trainer.recipe import Data, DataFile, Model, Order, Recipe, SchedulePiece
 from trainer.rundir.records import AttemptSpec, CommitRecord, Head, StepLine
 from trainer.rundir.rundir import RunDirectory
@@ -80,7 +80,7 @@ def plan(device: str, processes: int | None = None, micro_batch: int = 1, sequen
         data_parallel=devices // sequence,
         sequence=sequence,
         micro_batch=micro_batch,
-        accumulation=BATCH * sequence // devices // micro_batch,
+        accumulation=rows_per_device(BATCH, devices // sequence) // micro_batch,
     )
 
 

@@ -82,11 +82,18 @@ def _entry(entry: Entry) -> Iterator[str]:
     assert row.step_seconds_floor is not None and row.peak_gib is not None
     recipe = load(entry.recipe)
     tokens = recipe.global_batch * recipe.sequence_length / row.step_seconds_floor
-    batch = f"{row.micro_batch} × {row.accumulation} × {row.devices // row.sequence:,}"
     yield (
-        f"| {name} | {devices} | {batch} | {row.remat} | {row.peak_gib:.1f} of {row.limit_gib} | {row.executed_over_model:.3f} |"
+        f"| {name} | {devices} | {_batch(row)} | {row.remat} | {row.peak_gib:.1f} of {row.limit_gib} | {row.executed_over_model:.3f} |"
         f" {row.mfu_ceiling:.1%} | {row.step_seconds_floor:.2f} s | {tokens / 1e6:.2f} M |"
     )
+
+
+def _batch(row: Row) -> str:
+    """ "2 × 2 × 128", and the share of it that holds an instance where that is not all."""
+    groups, batch = row.devices // row.sequence, load(row.recipe).global_batch
+    rows = row.micro_batch * row.accumulation * groups
+    filled = f" ({batch / rows:.0%})" if rows > batch else ""
+    return f"{row.micro_batch} × {row.accumulation} × {groups:,}{filled}"
 
 
 def _cycles(entries: list[Entry]) -> Iterator[str]:
@@ -113,6 +120,5 @@ def _refused() -> Iterator[str]:
     yield "|" + "---|" * 7
     for row in found:
         slices = f"{row.slices} × " if row.slices > 1 else ""
-        batch = f"{row.micro_batch} × {row.accumulation} × {row.devices // row.sequence:,}"
         needs = "?" if row.peak_gib is None else f"{row.peak_gib:.1f}"
-        yield f"| {row.recipe} | {slices}{row.device_type} | {batch} | {row.remat} | {row.verdict} | {needs} | {row.limit_gib} |"
+        yield f"| {row.recipe} | {slices}{row.device_type} | {_batch(row)} | {row.remat} | {row.verdict} | {needs} | {row.limit_gib} |"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 TPU7X = ("tpu7x-2x4x4", "tpu7x-4x4x4", "tpu7x-4x4x8", "tpu7x-4x8x8", "tpu7x-8x8x8")
 V5P = ("v5p-2x4x4", "v5p-4x4x4", "v5p-4x4x8", "v5p-4x8x8", "v5p-8x8x8")
+UNEVEN = ("tpu7x-4x4x12", "tpu7x-4x8x12", "v5p-4x8x12", "v5p-8x8x12")  # 384 and 768 devices do not divide 512
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Entry:
 
 LADDER = (
     *(Entry("olmo3_7b_stage1", name) for name in (*TPU7X, *V5P)),
+    *(Entry("olmo3_7b_stage1", name) for name in UNEVEN),
     *(Entry("olmo3_7b_stage1", name, 2) for name in ("tpu7x-4x4x4", "tpu7x-4x4x8", "v5p-4x4x8")),
     *(Entry("olmo3_7b_stage2", name) for name in ("tpu7x-4x4x4", "tpu7x-4x4x8", "v5p-4x4x4", "v5p-4x4x8")),
     *(Entry("olmo3_7b_stage3", name) for name in ("tpu7x-4x4x4", "tpu7x-4x8x8", "v5p-4x4x4", "v5p-4x4x8")),
