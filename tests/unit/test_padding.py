@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.corpus import frozen
@@ -60,6 +60,7 @@ def plan(devices: int, micro_batch: int = 1, sequence: int = 1, batch: int = B, 
 # -- arithmetic
 
 
+@settings(deadline=None)
 @given(st.integers(1, 600), st.integers(1, 200), st.integers(1, 64))
 def test_every_instance_has_one_row_and_no_device_one_more_than_it_needs(batch: int, devices: int, most: int) -> None:
     micro, accumulation = split_batch(batch, devices, most)
@@ -72,6 +73,7 @@ def test_every_instance_has_one_row_and_no_device_one_more_than_it_needs(batch: 
     assert shape.efficiency == batch / shape.rows
 
 
+@settings(deadline=None)
 @given(st.data(), st.integers(1, 300))
 def test_the_processes_of_a_gang_hold_every_row_once(data: st.DataObject, batch: int) -> None:
     processes = data.draw(st.integers(1, 8))
@@ -102,6 +104,7 @@ def test_a_plan_says_which_arithmetic_is_wrong() -> None:
         )
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from([t.name for family in ("tpu7x", "v5p", "v6e") for t in device_types(family) if t.devices < 3000]),
     st.integers(1, 6),
