@@ -1,7 +1,7 @@
 # make demo   sets up everything, then shows a real run survive every kind of interruption
 # make test   sets up everything (the first time it builds a Kubernetes control plane), then runs checks and tests
 .DEFAULT_GOAL := help
-.PHONY: help env demo test test-fast test-cluster check format plans bench bench-operator bench-maxtext lab lab-demo lab-down manifests lock clean
+.PHONY: help env demo test test-fast test-cluster check format plans bench bench-operator bench-maxtext bench-maxtext-compiled lab lab-demo lab-down manifests lock clean
 
 RUN := .venv/bin/python
 BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
@@ -48,6 +48,9 @@ bench-operator: env  ## on a lab of its own: how soon an operator of 50 runs rea
 
 bench-maxtext: env  ## installs MaxText beside us and compares step time and start-up
 	@$(RUN) benchmarks/maxtext.py
+
+bench-maxtext-compiled: env  ## compiles MaxText's 7B beside ours for three slices: memory, FLOPs, communication (half an hour of CPU)
+	@nice -n 15 $(RUN) benchmarks/maxtext_compiled.py --markdown docs/beside-maxtext.md
 
 lab: env  ## a real Kubernetes control plane with TPU nodes on this machine (first build: about 10 minutes)
 	@$(RUN) -m tests.lab.build && $(RUN) -m tests.lab.up
