@@ -154,7 +154,8 @@ BY_THE_OPERATOR: dict[str, Bad] = {
     "an unknown device type": bad(spec(ladder=[{"deviceType": "tpu7-4x4x4"}]), "spec.ladder[0].deviceType", "tpu7x"),
     "an unknown topology": bad(spec(ladder=[RUNG, {"deviceType": "v5p-5x5x5"}]), "spec.ladder[1].deviceType", "v5p-"),
     "a batch that cannot be split": bad(
-        spec(ladder=[{"deviceType": "tpu7x-4x4x12"}]), "spec.ladder[0].deviceType", "these fit", "tpu7x-4x4x8"
+        spec(recipe={"name": "tiny", "overrides": {"reduction": "invariant"}}, ladder=[{"deviceType": "tpu7x-4x4x12"}]),
+        *("spec.ladder[0].deviceType", "these fit", "tpu7x-4x4x8"),
     ),
     "one slice by two names": bad(
         spec(ladder=[{"deviceType": "tpu7x-4x4x4"}, {"deviceType": "tpu7x-128"}]), "spec.ladder[1].deviceType", "remove"
