@@ -120,11 +120,13 @@ class Weights:
         def backward(kept: Any, gradients: list[jax.Array]) -> tuple[tuple[jax.Array, ...], list[jax.Array]]:
             made_of, matrices = kept
             if self.refetch:
-                values = matrices
-                if not self.scanned:
-                    # The barrier keeps XLA from reusing what the forward pass fetched, which would keep it in memory. In a
-                    # loop of its own the backward pass cannot, and is not to wait for gradients before it fetches.
-                    values, gradients = jax.lax.optimization_barrier((values, gradients))
+                # The barrier keeps XLA from reusing what the forward pass fetched, which would keep it in memory. In a loop of
+                # its own the backward pass cannot, and is not to wait for gradients before it fetches; but these are to be
+                # computed once for all products that read them.
+                if self.scanned:
+                    values, gradients = matrices, jax.lax.optimization_barrier(gradients)
+                else:
+                    values, gradients = jax.lax.optimization_barrier((matrices, gradients))
                 matrices = whole(values)
             x, made_back = jax.vjp(make, *made_of)
             rows, flat = x.reshape(-1, x.shape[-1]), [g.reshape(-1, g.shape[-1]) for g in gradients]
