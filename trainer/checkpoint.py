@@ -28,13 +28,13 @@ class Checkpoints:
         import jax
         import orbax.checkpoint as ocp
 
+        from trainer.in_flight import ArrayHandler
+
         self._ocp = ocp
         # It warns at every call where there are no Google credentials, as on a server of the API that needs none.
         logging.getLogger("gcsfs").setLevel(logging.ERROR)
         # Only scalars and norms are replicated: cutting them among replicas saves nothing and compiles a program each.
-        arrays = ocp.type_handlers.create_type_handler_registry(
-            (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False))
-        )
+        arrays = ocp.type_handlers.create_type_handler_registry((jax.Array, ArrayHandler(use_replica_parallel=False)))
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.PyTreeCheckpointHandler(type_handler_registry=arrays),
             async_options=ocp.AsyncOptions(timeout_secs=SAVE_TIMEOUT_SECONDS),
@@ -63,7 +63,12 @@ class Checkpoints:
             restore_args=self._ocp.checkpoint_utils.construct_restore_args(abstract),
             partial_restore=partial,
         )
-        return self._checkpointer.restore(path, args=args)
+        import jax
+
+        from trainer.in_flight import freed_at_once
+
+        with freed_at_once(jax.local_devices()):
+            return jax.block_until_ready(self._checkpointer.restore(path, args=args))
 
 
 class _storage_errors:

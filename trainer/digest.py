@@ -87,7 +87,13 @@ def _leaf_digest(x: jax.Array) -> jax.Array:
 
 @jax.jit
 def _digests(leaves: list[jax.Array]) -> jax.Array:
-    return jnp.stack([_leaf_digest(leaf) for leaf in leaves])
+    """One leaf after the other: XLA for CPUs would hold the products of all at once, as large as the state."""
+    sums, last = [], jnp.zeros((), jnp.uint32)
+    for leaf in leaves:
+        leaf, _ = jax.lax.optimization_barrier((leaf, last))
+        last = _leaf_digest(leaf)
+        sums.append(last)
+    return jnp.stack(sums)
 
 
 def _named_leaves(tree: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from trainer.digest import data_hash, hash_text, ids_hash, state_digest, state_digest_numpy
+from trainer.digest import _digests, data_hash, hash_text, ids_hash, state_digest, state_digest_numpy
 from trainer.sharding import AXIS, mesh_of
 
 MASK = 0xFFFFFFFF
@@ -108,3 +108,9 @@ def test_batch_hashes_are_the_formulas() -> None:
     # The parts of a batch add up to the whole.
     parts = ids_hash(jnp.asarray(ids[:2]), row[:2]) + ids_hash(jnp.asarray(ids[2:]), row[2:])
     assert hash_text(parts) == expected_ids
+
+
+def test_a_digest_has_room_for_one_leaf_and_not_for_the_state() -> None:
+    leaf = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    memory = _digests.lower([leaf] * 12).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 1.5 * 512 * 512 * 4
