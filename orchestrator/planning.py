@@ -14,7 +14,7 @@ from trainer.preflight.choice import choose, refuse_inexact
 from trainer.preflight.dividing import factors
 from trainer.preflight.plans import plan_of
 from trainer.recipe import Recipe
-from trainer.settings import Settings
+from trainer.settings import Settings, compile_cache_of
 
 # One forward pass on a CPU device: large enough for good matrix shapes, small enough for its cache.
 CPU_TOKENS = 4096
@@ -80,7 +80,6 @@ def make_plan(recipe: Recipe, name: str, slices: int = 1, field: str = "") -> Pl
 def settings(run: TrainingRun) -> Settings:
     """What an attempt of `run` is told besides recipe and plan."""
     spec = run.spec
-    local = not spec.run_directory.startswith("gs://")
     return Settings(
         target_step=spec.target_step,
         data_root=spec.data.root,
@@ -95,6 +94,6 @@ def settings(run: TrainingRun) -> Settings:
         heartbeat_timeout_seconds=round(spec.hang.heartbeat),
         progress_seconds=spec.progress_every,
         log_seconds=spec.log_every,
-        compile_cache=spec.compile_cache or (f"{spec.run_directory.rstrip('/')}/cache/compile" if local else None),
+        compile_cache=spec.compile_cache or compile_cache_of(spec.run_directory),
         init_from=spec.init_from.settings() if spec.init_from else None,
     )

@@ -29,7 +29,7 @@ import click
 @click.option("--same-text", is_flag=True, help="the held-out text was split off the training text at random")
 @click.option("--tasks", multiple=True, metavar="NAME", help="downstream tasks or groups of them, e.g. fast")
 @click.option("--tasks-every", type=int, metavar="STEPS", help="[--evaluate-every]")
-@click.option("--compile-cache", metavar="DIR", help="JAX's persistent compile cache")
+@click.option("--compile-cache", metavar="URI", help="of compiled programs [RUN/cache/compile]")
 @click.option(
     "--init-from",
     metavar="URI[@STEP]|hf:FOLDER",

@@ -1,22 +1,107 @@
-"""JAX's persistent compile cache, made to hit in every process of a gang.
+"""JAX's persistent compile cache, kept in a store like the run directory itself.
 
-JAX writes entries from process 0 only, and makes the topology's fingerprint part of the key. On the CPU that one
-differs between the processes of one gang, so that all but the first would compile everything anew at every start.
+JAX decides what an entry's key is: the program, its compiler options and devices, XLA's flags, the versions of jaxlib
+and of the runtime. Where the entries lie is decided here, because JAX's own cache of files
+
+- writes an entry in place and never again: of a process killed meanwhile there stays a part, which every later start
+  fails to read, and so compiles anew, for ever;
+- is not there in a bucket without another package.
+
+Here an entry appears whole or not at all, with the SHA-256 of its bytes before them; one that does not match is
+compiled and written again. Nothing that happens to the cache ends a start. An entry is code: whoever may write to the
+cache decides what the trainers execute, as with the run directory.
 """
 
 import hashlib
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax._src import cache_key, compilation_cache
+from jax._src.compilation_cache_interface import CacheInterface
+
+from trainer.errors import ConfigurationError, StorageUnavailable
+from trainer.log import log
+from trainer.rundir.opening import open_store
+from trainer.rundir.store import AlreadyExists, NotFound, Store
+
+_DIGEST_BYTES = 32
 
 
-def share_between_processes() -> None:
+class ProgramCache(CacheInterface):
+    """Compiled programs by JAX's key. `loaded` has the names of the functions whose programs were found."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._path = Path(store.uri)
+        self._damaged: set[str] = set()
+        self.loaded: set[str] = set()
+
+    def get(self, key: str) -> bytes | None:
+        """The entry that `put` was given, or None: not there, damaged, or not to be read now."""
+        try:
+            body = self._store.get(key).data
+        except NotFound:
+            return None
+        except (ConfigurationError, StorageUnavailable) as error:
+            log().warning(f"the compile cache cannot be read: {name_of(key)} is compiled", error=str(error))
+            return None
+        digest, entry = body[:_DIGEST_BYTES], body[_DIGEST_BYTES:]
+        if hashlib.sha256(entry).digest() != digest:
+            self._damaged.add(key)
+            log().warning(f"the compile cache's entry of {name_of(key)} is damaged: compiled and written again")
+            return None
+        self.loaded.add(name_of(key))
+        return entry
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep `value`, unless an undamaged entry is there already. JAX calls it on process 0 alone."""
+        body = hashlib.sha256(value).digest() + value
+        try:
+            if key in self._damaged:
+                self._store.put(key, body)
+                self._damaged.discard(key)
+            else:
+                self._store.create(key, body)
+        except AlreadyExists:
+            pass
+        except (ConfigurationError, StorageUnavailable) as error:
+            log().warning(f"the compile cache cannot be written: {name_of(key)} is not in it", error=str(error))
+
+
+def name_of(key: str) -> str:
+    """The jitted function that an entry of this key belongs to: `jit_train_step`."""
+    return key.rpartition("-")[0]
+
+
+def install() -> None:
+    """Have JAX keep compiled programs as this module says, where `jax_compilation_cache_dir` names a place."""
+    _share_between_processes()
+    compilation_cache.get_file_cache = _open
+
+
+def was_loaded(name: str) -> bool:
+    """Whether this process found the program of the jitted function `name` in the cache."""
+    found = compilation_cache._cache
+    return isinstance(found, ProgramCache) and f"jit_{name}" in found.loaded
+
+
+def _open(uri: str) -> tuple[CacheInterface, str] | None:
+    try:
+        return ProgramCache(open_store(uri, create=True)), uri
+    except (ConfigurationError, StorageUnavailable) as error:
+        log().warning("there is no compile cache: every start compiles (settings.compile_cache)", error=str(error))
+        return None
+
+
+def _share_between_processes() -> None:
     """On the CPU: key entries by what all processes of a gang have in common, and by this kind of processor.
 
+    JAX writes entries from process 0 only, and makes the topology's fingerprint part of the key. On the CPU that one
+    differs between the processes of one gang, so that all but the first would compile everything anew at every start.
     Programs are the same in every process (SPMD); which of their devices are here is decided when one is loaded.
     """
-    from jax._src import cache_key
-
     original = cache_key._hash_accelerator_config
 
     def hash_accelerators(hash_obj: Any, accelerators: np.ndarray) -> None:
@@ -30,6 +115,7 @@ def share_between_processes() -> None:
     cache_key._hash_accelerator_config = hash_accelerators
 
 
+@cache
 def _processor() -> str:
     """Digest of the instruction sets of this machine's processor: compiled programs may use any of them."""
     try:

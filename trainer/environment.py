@@ -118,6 +118,7 @@ def prepare_jax(plan: Plan, compile_cache: str | None, family: str) -> None:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = compile_cache
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+        os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"  # those are GPUs', and want a folder
     # What gRPC and absl print at start-up is noise beside our own lines.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

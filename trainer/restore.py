@@ -6,6 +6,7 @@ that one.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,7 @@ class Restorer:
     checkpoints: Checkpoints
     recipe: Recipe
     mesh: Any
+    before_tracing: Callable[[], None]  # what has to be over before anything is traced here
 
     def restore(self, record: CommitRecord | None, init_from: InitFrom | None) -> Restored:
         """The newest undamaged state at or above `record` in its lineage."""
@@ -69,6 +71,7 @@ class Restorer:
         reason = self._agree(f"{key}/files", damage)
         if reason:
             return reason, None
+        self.before_tracing()
         state: Any = None
         damage = ""
         try:
@@ -137,6 +140,7 @@ class Restorer:
             told = json.dumps({"init": init.model_dump(mode="json"), "known": known})
         said = json.loads(self.gang.decide("init", told))
         init = InitRecord.parse(said["init"], "init.json")
+        self.before_tracing()
         state = beginning.build(init, self.recipe, self.mesh, self.checkpoints)
         found = state_digest(state)
         if said["known"]:

@@ -79,7 +79,7 @@ class Settings(Frozen):
     log_seconds: float = Field(
         default=60, gt=0, description="the step log is made durable at least this often, and at every commit"
     )
-    compile_cache: str | None = Field(default=None, description="folder of JAX's persistent compile cache")
+    compile_cache: str | None = Field(default=None, description="folder or gs:// prefix of compiled programs")
     init_from: InitFrom | None = None
 
     @property
@@ -110,3 +110,8 @@ class Settings(Frozen):
                 "evaluation.tasks_every is set, but evaluation.tasks is empty: name tasks, or leave it out"
             )
         return self
+
+
+def compile_cache_of(run_directory: str) -> str:
+    """Where the compiled programs of a run lie unless its settings say otherwise: beside all else that is its own."""
+    return f"{run_directory.rstrip('/')}/cache/compile"

@@ -21,7 +21,7 @@ from trainer.preflight.dividing import factors
 from trainer.recipe import Recipe
 from trainer.rundir.records import AttemptSpec
 from trainer.rundir.rundir import RunDirectory
-from trainer.settings import InitFrom, Settings
+from trainer.settings import InitFrom, Settings, compile_cache_of
 
 MICRO_BATCH = 64  # rows per device and forward pass: small enough for a laptop, large enough to keep its cores busy
 
@@ -83,10 +83,11 @@ def prepare(
     assert target is not None
     frozen = freeze(recipes.load(recipe, recipes.parse_overrides(overrides)), data_root)
     plan = plan_here(frozen, device)
-    given = {"commit_every": commit_every, "evaluate_every": evaluate_every, "compile_cache": compile_cache}
+    given = {"commit_every": commit_every, "evaluate_every": evaluate_every}
     settings = Settings.parse(
         {
             "target_step": target,
+            "compile_cache": compile_cache or compile_cache_of(run_directory),
             "data_root": os.path.abspath(data_root) if "://" not in data_root else data_root,
             "init_from": _source(init_from) if init_from else None,
             "held_out_same_text": same_text,
@@ -110,10 +111,11 @@ def prepare(
         from trainer.beginning import resolve
         from trainer.data.held_out import check_corpus
         from trainer.evaluate import check_tasks
-        from trainer.weights.sources import open_hugging_face
 
         resolve(settings.init_from)
         if settings.init_from is not None and settings.init_from.hf is not None:
+            from trainer.weights.sources import open_hugging_face
+
             open_hugging_face(settings.init_from.hf, frozen)
         check_tasks(frozen, settings)
         check_corpus(frozen, data_root, expand(settings.evaluation.sets))

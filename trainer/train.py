@@ -3,7 +3,6 @@
 The order is the protocol's: nothing is written below attempts/<n>/<k>/ before the claim, HEAD is not read after it.
 """
 
-import contextlib
 import json
 import queue
 import signal
@@ -13,6 +12,7 @@ import time
 from dataclasses import asdict
 from typing import Any, NoReturn
 
+from trainer.alongside import Alongside
 from trainer.departure import PEER_LOST, Departure, End
 from trainer.distributed import Gang, Identity, Termination, compare, join
 from trainer.environment import GangEnvironment, prepare_jax
@@ -114,13 +114,12 @@ class Process:
             check_start(rundir, spec, recipe)
 
         prepare_jax(plan, settings.compile_cache, device.family)
-        imports = threading.Thread(target=_import_late_ones, name="imports", daemon=True)
         import jax
 
-        from trainer.compile_cache import share_between_processes
+        from trainer.compile_cache import install
 
-        share_between_processes()
-        imports.start()
+        install()
+        imports = Alongside("imports", _import_late_ones)
         self.gang = gang = join(
             environment.coordinator,
             environment.process_count,
@@ -133,6 +132,14 @@ class Process:
         self._agree(
             Identity(spec.attempt, environment.nonce, recipe.fingerprint(), spec.image, environment.process_count)
         )
+        # Modules that come while JAX traces change what its caches find, and so the program: see trainer.compilation.
+        imports.result()
+        from trainer.compilation import Compilation
+        from trainer.sharding import make_mesh
+
+        mesh = make_mesh(plan)
+        # From here on beside everything else; also while an attempt that HEAD does not name yet waits for its turn.
+        compilation = Compilation(recipe, plan, mesh)
         claim, record = self._claim(rundir, gang)
         watchdog.beat("restoring")
         committed = record.ref.step if record else 0
@@ -145,9 +152,6 @@ class Process:
                 int(ExitCode.DONE), f"step {committed} is committed already, the target is {settings.target_step}"
             )
 
-        from trainer.sharding import make_mesh
-
-        mesh = make_mesh(plan)
         if claim is not None:
             self._record_start(claim, spec, recipe, jax)
             self.steplog = StepLog(claim.append_step_log)
@@ -177,6 +181,7 @@ class Process:
             mix=mix,
             held_out=held_out,
             order=order,
+            compilation=compilation,
             # CPUs that stand in for TPUs have no peak worth dividing by.
             peak_flops=None if jax.devices()[0].platform == "cpu" else device.peak_flops_per_device,
         )
@@ -332,6 +337,9 @@ def read_orders(rundir: RunDirectory, environment: GangEnvironment) -> tuple[Att
 
 
 def _import_late_ones() -> None:
-    """Half a second each, while the processes wait for each other."""
-    with contextlib.suppress(Exception):  # an import that fails fails again, with its message, where it is needed
-        import orbax.checkpoint  # noqa: F401
+    """What takes half a second and is not needed before the processes have met."""
+    import grain  # noqa: F401
+    import orbax.checkpoint  # noqa: F401
+
+    import trainer.compilation
+    import trainer.training  # noqa: F401

@@ -1,14 +1,16 @@
-"""From a claimed start to the loop: compile and restore side by side, catch up an evaluation, hand over SIGTERM."""
+"""From a claimed start to the loop: restore while the step compiles and the data open, catch up, hand over SIGTERM."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from trainer import beginning
+from trainer.alongside import Alongside
 from trainer.checkpoint import Checkpoints
 from trainer.commits import Committer
+from trainer.compilation import Compilation
 from trainer.data.loader import Loader
 from trainer.data.mix import Mix
 from trainer.data.order import BatchOrder
@@ -57,6 +59,7 @@ class Training:
     mix: Mix
     held_out: Mix | None
     order: BatchOrder
+    compilation: Compilation
     peak_flops: float | None
     _guard: Guard | None = None
     _pinned: InitRecord | None = None  # the commit of another run that this one began with, until it has its own
@@ -67,19 +70,26 @@ class Training:
 
         from trainer.digest import state_digest
 
-        settings, plan = self.spec.settings, self.spec.plan
-        compilation = Compilation(self.recipe, plan, self.mesh)
+        settings = self.spec.settings
+        expected = record.ref.step if record else 0
+        data = self._open_data(expected)
         checkpoints = Checkpoints()
-        restorer = Restorer(self.rundir, self.claim, self.gang, checkpoints, self.recipe, self.mesh)
+        restorer = Restorer(
+            self.rundir, self.claim, self.gang, checkpoints, self.recipe, self.mesh, self.compilation.traced
+        )
         restored = restorer.restore(record, settings.init_from)
-        self.order.require(restored.step, settings.target_step)
-        self.watchdog.beat("compiling")
         commit = restored.commit.ref if restored.commit else None
         self.monitor.step, self.monitor.committed_step = restored.step, commit.step if commit else 0
+        if restored.step >= settings.target_step:
+            return End(0, f"step {restored.step} is the initial state already, the target is {settings.target_step}")
+        if restored.step != expected:  # a commit was set aside, or the initial state brought its counter along
+            data = self._open_data(restored.step)
+        loader, batches = data.result()
+        self.watchdog.beat("compiling")
         self._pinned = restored.init
         self._hear_requests(restored.step)
         self.monitor.enter("Compiling")
-        train_step = compilation.result()
+        train_step = self.compilation.result()
         profiles = self._profiles(train_step)
         self._describe(restored)
         committer = Committer(
@@ -100,10 +110,8 @@ class Training:
         self._watch(commit)
         if commit is not None:
             self._catch_up(commit, restored.state)
-        if restored.step >= settings.target_step:
-            return End(0, f"step {restored.step} is the initial state already, the target is {settings.target_step}")
         self.termination.hand_over()
-        with Loader(self.mix, self.order, self.recipe, plan, self.gang.rank, restored.step) as loader:
+        with loader:
             loop = Loop(
                 gang=self.gang,
                 rundir=self.rundir,
@@ -113,7 +121,7 @@ class Training:
                 settings=settings,
                 state=restored.state,
                 step=restored.step,
-                batches=self._on_devices(loader),
+                batches=self._on_devices(batches),
                 train_step=train_step,
                 evaluator=self._evaluator,
                 digest=state_digest,
@@ -154,10 +162,20 @@ class Training:
             self.requests.dump = profiles.dump
         return profiles
 
-    def _on_devices(self, loader: Loader) -> Iterator[tuple[int, Any]]:
+    def _open_data(self, step: int) -> Alongside[tuple[Loader, Iterator[tuple[int, Any]]]]:
+        """This process's loader from batch `step` on, and its batches, of which the first is read."""
+
+        def work() -> tuple[Loader, Iterator[tuple[int, Any]]]:
+            self.order.require(step, self.spec.settings.target_step)
+            loader = Loader(self.mix, self.order, self.recipe, self.spec.plan, self.gang.rank, step)
+            return loader, chain([next(loader)], loader)
+
+        return Alongside("data", work)
+
+    def _on_devices(self, batches: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         from trainer.sharding import put_batch
 
-        for t, batch in loader:
+        for t, batch in batches:
             yield t, put_batch(batch, self.mesh)
 
     @cached_property
@@ -219,6 +237,8 @@ class Training:
     def _describe(self, restored: Restored) -> None:
         if self.gang.rank:
             return
+        from trainer.compile_cache import was_loaded
+
         plan, where = self.spec.plan, restored.commit.ref if restored.commit else "the initial state"
         log().info(
             f"start {self.spec.attempt}.{self.start} trains from {where} to step {self.spec.settings.target_step}",
@@ -227,42 +247,7 @@ class Training:
             processes=plan.processes,
             per_device_batch=f"{plan.micro_batch} × {plan.accumulation} = {plan.per_device_batch}",
             global_batch=plan.global_batch,
+            program="from the compile cache" if was_loaded("train_step") else "compiled",
         )
         if lost := filling(plan):
             log().warning(lost)
-
-
-class Compilation:
-    """The train step, compiled in a thread while the state is restored."""
-
-    def __init__(self, recipe: Recipe, plan: Any, mesh: Any) -> None:
-        self._error: BaseException | None = None
-        self._compiled: Any = None
-        self._thread = threading.Thread(target=self._run, args=(recipe, plan, mesh), name="compile", daemon=True)
-        self._thread.start()
-
-    def _run(self, recipe: Recipe, plan: Any, mesh: Any) -> None:
-        try:
-            import jax
-            import jax.numpy as jnp
-
-            from trainer.sharding import batch_shardings
-            from trainer.step import abstract_state, make_train_step
-
-            rows = plan.rows_per_pass
-            at = batch_shardings(mesh)
-            tokens, ids = (plan.accumulation, rows, recipe.sequence_length), (plan.accumulation, rows, 2)
-            batch = {
-                "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32, sharding=at["tokens"]),
-                "ids": jax.ShapeDtypeStruct(ids, jnp.uint32, sharding=at["ids"]),
-            }
-            step: Any = make_train_step(recipe, plan, mesh)
-            self._compiled = step.lower(abstract_state(recipe, mesh), batch).compile()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Any:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._compiled

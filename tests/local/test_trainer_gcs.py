@@ -21,9 +21,7 @@ recipe = small_recipe
 
 
 @pytest.mark.timeout(300)
-def test_a_run_in_a_bucket_is_resumed_and_proven(
-    tmp_path: Path, corpus: Path, compile_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_in_a_bucket_is_resumed_and_proven(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small.py").write_text(RECIPE)
     with GcsServer() as server:
         server.create_bucket("runs")
@@ -37,17 +35,22 @@ def test_a_run_in_a_bucket_is_resumed_and_proven(
             )
             assert done.returncode == expect, done.stderr[-3000:]
             assert "WARNING" not in done.stderr, done.stderr
+            said.append(done.stderr)
             return done.stdout
 
-        def train(target: int) -> None:
-            where = ("--data-root", str(corpus), "--run-directory", "gs://runs/small", "--device", "cpu-2")
-            much = ("--target", str(target), "--commit-every", "2", "--compile-cache", str(compile_cache))
-            call("trainer", "train", "--recipe", str(tmp_path / "small.py"), *where, *much)
+        said: list[str] = []
 
-        train(3)
+        def train(target: int) -> str:
+            where = ("--data-root", str(corpus), "--run-directory", "gs://runs/small", "--device", "cpu-2")
+            much = ("--target", str(target), "--commit-every", "2")
+            call("trainer", "train", "--recipe", str(tmp_path / "small.py"), *where, *much)
+            return said[-1]
+
+        assert '"program": "compiled"' in train(3)
         rundir = RunDirectory.open("gs://runs/small")
+        assert any("jit_train_step" in key for key in rundir.store.list("cache/compile"))
         rundir.request("profile-a", Request(kind="profile", attempt=1, at=5, steps=1, time=0.0))
-        train(6)
+        assert '"program": "from the compile cache"' in train(6)
         coverage = json.loads(call("trainer", "data", "audit", "gs://runs/small", "--json"))
         assert (coverage["steps"], coverage["repeated_instances"], coverage["missed_instances"]) == (6, 0, 0)
         verdict = call("orchestrator", "verify", "gs://runs/small")

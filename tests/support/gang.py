@@ -156,9 +156,10 @@ class Run:
         processes: int | None = None,
         micro_batch: int = 1,
         sequence: int = 1,
+        turn: bool = True,
         **settings: Any,
     ) -> AttemptSpec:
-        """The next attempt: spec and HEAD."""
+        """The next attempt: its spec, and, if it is its `turn`, HEAD."""
         self.attempt += 1
         given: dict[str, Any] = {
             "target_step": target,
@@ -181,7 +182,8 @@ class Run:
         )
         rundir = self.rundir()
         rundir.adopt_spec(spec)
-        rundir.swap_to_attempt(self.attempt)
+        if turn:
+            rundir.swap_to_attempt(self.attempt)
         return spec
 
     def launch(

@@ -81,6 +81,6 @@ def test_a_commit_of_another_recipe_is_never_restored(tmp_path: Path) -> None:
     record = runs.commit(claim, 4)
     assert record.fingerprint != recipe.fingerprint()
     gang: Any = None
-    restorer = Restorer(rundir, claim, gang, gang, recipe, None)  # asked for nothing before the refusal
+    restorer = Restorer(rundir, claim, gang, gang, recipe, None, lambda: None)  # asked for nothing before the refusal
     with pytest.raises(ConfigurationError, match="one of the two was changed"):
         restorer.restore(record, None)

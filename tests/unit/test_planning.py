@@ -104,6 +104,6 @@ def test_settings_carry_everything_the_trainer_is_told() -> None:
     assert made.compile_cache == "/runs/demo/cache/compile"
     assert made.init_from is not None
     assert made.init_from.run == "/runs/parent@8"
-    assert settings(run_of(runDirectory="gs://bucket/run")).compile_cache is None
+    assert settings(run_of(runDirectory="gs://bucket/run")).compile_cache == "gs://bucket/run/cache/compile"
     made = settings(run_of(initFrom={"hf": "/weights"}))
     assert made.init_from == InitFrom(hf="/weights", optimizer_state=False)
