@@ -193,10 +193,10 @@ def rows(t: int) -> dict[str, np.ndarray]:
 
 
 def batch(t: int, mesh: Any, shape: Plan, filled_with: int = 0) -> dict[str, jax.Array]:
-    """Batch t for the mesh; `filled_with` stands in what holds no instance."""
-    whole = rows(t)
+    """Batch t for the mesh. What holds no instance is text of another kind, which the repetition filter would keep."""
+    whole, random = rows(t), np.random.default_rng(100 + filled_with)
     for name, x in whole.items():
-        empty = np.full((shape.padding, x.shape[1]), filled_with, x.dtype)
+        empty = random.integers(0, 30, (shape.padding, x.shape[1])).astype(x.dtype)
         whole[name] = np.concatenate([x, empty]).reshape(shape.accumulation, -1, x.shape[1])
     return put_batch(whole, mesh)
 
@@ -240,7 +240,7 @@ def test_filled_up_it_is_the_same_training(shape: Plan) -> None:
 
 @pytest.mark.slow
 def test_what_stands_in_empty_rows_changes_no_bit() -> None:
-    (state, metrics), (other, other_metrics) = trained(IDLE, 0), trained(IDLE, 17)
+    (state, metrics), (other, other_metrics) = trained(IDLE, 0), trained(IDLE, 1)
     assert state_digest(state) == state_digest(other)
     for found, wanted in zip(metrics, other_metrics, strict=True):
         assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
