@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-BENCHMARKS = ("step_time", "reduction", "loader", "restart_latency")
+BENCHMARKS = ("step_time", "reduction", "loader", "restart_latency", "start_up")
 
 
 def main() -> None:
