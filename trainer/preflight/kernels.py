@@ -2,7 +2,8 @@
 
 jax's splash kernels (jax/experimental/pallas/ops/tpu/splash_attention) skip a block when its entry of `block_mask` is 0.
 The mask is a constant of the program, so the blocks can be counted in it. Other kernels say their operations themselves
-(pallas_call's cost_estimate).
+(pallas_call's cost_estimate). tokamax's splash kernels (0.0.17) say them as if their grid were all blocks, also where it has only
+those that run; their first operands list it.
 """
 
 import math
@@ -73,7 +74,7 @@ def kernels(executions: Executions) -> list[Kernel]:
 def _flops(executions: Executions, computation: Computation, kernel: Instruction) -> tuple[int, int | None]:
     stated = _COST.search(kernel.attributes)
     if stated and int(stated[1]):
-        return int(stated[1]), None
+        return round(int(stated[1]) * _grid_share(computation, kernel)), None
     name = next((n for n in PRODUCTS if f"splash_{n}" in kernel.name), None)
     if name is None:
         raise HloError(
@@ -82,8 +83,7 @@ def _flops(executions: Executions, computation: Computation, kernel: Instruction
     backward = not name.endswith("fwd")
     q = _queries(computation, kernel)
     heads, head_dim = math.prod(q[:-2]), q[-1]
-    sizes = re.findall(r'\\"(block_[a-z_]+)\\": (\d+|null)', kernel.attributes)
-    by_name = {n: int(v) for n, v in sizes if v != "null"}
+    by_name = _block_sizes(kernel)
     suffix = f"_{name.rpartition('_')[2]}" if backward else ""
     block_q, block_kv = by_name[f"block_q{suffix}"], by_name[f"block_kv{suffix}"]
     products = PRODUCTS[name]
@@ -94,6 +94,23 @@ def _flops(executions: Executions, computation: Computation, kernel: Instruction
     masked_heads = mask.arrays[0].dims[0]  # 1: one mask for all heads
     per_head = blocks / masked_heads
     return round(products * 2 * head_dim * heads * per_head * block_q * block_kv), round(per_head)
+
+
+def _block_sizes(kernel: Instruction) -> dict[str, int]:
+    """block_q, block_kv, block_q_dkv, … as both splash libraries write them into their metadata."""
+    sizes = re.findall(r'\\"(block_[a-z_]+)\\": (\d+|null)', kernel.attributes)
+    return {n: int(v) for n, v in sizes if v != "null"}
+
+
+def _grid_share(computation: Computation, kernel: Instruction) -> float:
+    """Blocks of a tokamax kernel's grid ÷ all blocks of queries and keys of the same length; 1 for any other kernel."""
+    rows = next((name for name in kernel.operands if name.endswith(".active_rows_ref")), None)
+    if rows is None:
+        return 1.0
+    sizes, suffix = _block_sizes(kernel), "_dkv" if "_dkv" in kernel.name else ""
+    block = sizes[f"block_q{suffix}"] * sizes[f"block_kv{suffix}"]
+    length = kernel.arrays[0].dims[-2]  # of the output, or of dq: […, length, head_dim]
+    return computation.instructions[rows].arrays[0].dims[-1] * block / length**2
 
 
 def _queries(computation: Computation, kernel: Instruction) -> tuple[int, ...]:
