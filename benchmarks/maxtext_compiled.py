@@ -167,7 +167,7 @@ def main() -> None:
                 f"{name}: not the same compiler: {', '.join(sorted(compilers))}; see requirements/maxtext.txt"
             )
     if options.markdown:
-        options.markdown.write_text(markdown(results))
+        options.markdown.write_text(markdown(results, SLICES))
     print(json.dumps(results, indent=1) if options.json else text(results))
 
 

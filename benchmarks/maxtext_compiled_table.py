@@ -1,6 +1,6 @@
 """The table of maxtext_compiled: per slice one column for MaxText, one for ours, and ours ÷ theirs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 GIB = 2**30
@@ -115,11 +115,15 @@ def text(results: dict[str, Any]) -> str:
     return "\n".join(lines).lstrip()
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """The page."""
+def markdown(results: dict[str, Any], slices: Iterable[str]) -> str:
+    """The page, with a section for every slice."""
     lines: list[str] = []
-    for name, result in results.items():
+    for name in slices:
         lines += ["", f"## {name}", ""]
+        if name not in results:
+            lines.append(f"Not compiled yet: `python benchmarks/maxtext_compiled.py --slice {name}`")
+            continue
+        result = results[name]
         theirs, ours = result["maxtext"][-1], result["ours"]
         if theirs["verdict"] == ours["verdict"] == "fits":
             lines += [f"| {' | '.join(row)} |" for row in (HEADER, ("---",) * len(HEADER), *rows(theirs, ours))]

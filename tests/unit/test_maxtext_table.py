@@ -23,12 +23,20 @@ RESULTS = {"v5p-4x4x4": {"maxtext": [REFUSED, THEIRS], "ours": OURS}}
 
 
 def test_each_figure_stands_beside_theirs_with_the_ratio() -> None:
-    lines = {tuple(" ".join(line.split()).split("|")[1:5]) for line in markdown(RESULTS).splitlines()}
+    lines = {
+        tuple(" ".join(line.split()).split("|")[1:5])
+        for line in markdown(RESULTS, ["v5p-4x4x8", "v5p-4x4x4"]).splitlines()
+    }
     cells = {tuple(cell.strip() for cell in line) for line in lines if len(line) == 4}
     assert ("executed ÷ model FLOPs", "1.200", "0.900", "0.75") in cells
     assert ("peak memory, GiB of 94.74", "90.00", "60.00", "0.67") in cells
     assert ("compile, CPU seconds", "300", "240", "0.80") in cells
     assert ("MFU ceiling", "50.0%", "60.0%", "1.20") in cells
+
+
+def test_a_slice_that_was_not_compiled_has_its_command() -> None:
+    page = markdown(RESULTS, ["v5p-4x4x8", "v5p-4x4x4"])
+    assert "## v5p-4x4x8\n\nNot compiled yet: `python benchmarks/maxtext_compiled.py --slice v5p-4x4x8`" in page
 
 
 def test_refused_attempts_and_goals_are_said() -> None:
