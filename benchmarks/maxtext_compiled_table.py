@@ -21,9 +21,10 @@ INTRODUCTION = """# Beside MaxText, compiled
 Written by `make bench-maxtext-compiled`; do not edit. OLMo 3 7B, stage 1, 512 instances of 8,192 tokens: MaxText 0.2.5 as its own
 launcher starts it and this trainer as its planner does, compiled for the same slices by the same jax {jax}, jaxlib {jaxlib} and
 libtpu {libtpu}, one after the other on one machine without a TPU. Nothing here was measured on hardware. Both programs are read
-by the same accounts ([planning.md](planning.md) says what they count) against the same model FLOPs; MaxText's attention kernels
-state their operations by the blocks they execute. CPU seconds are those of all threads, from the start of the process: they
-hardly depend on what else the machine does. Bytes are of the whole arrays that are gathered or summed, per device and step.
+by the same accounts ([planning.md](planning.md) says what they count) against the same model FLOPs; attention kernels
+by the blocks they execute. CPU seconds are those of all threads, from the start of the process: unlike
+wall seconds, they hardly depend on what else the machine does. Bytes are of the whole arrays that are gathered or summed, per
+device and step.
 """
 
 
