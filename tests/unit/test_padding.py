@@ -67,6 +67,8 @@ def test_every_instance_has_one_row_and_no_device_one_more_than_it_needs(batch: 
     shape = plan(devices, micro, batch=batch)
     assert shape.accumulation == accumulation
     assert micro <= max(most, 1)
+    each = shape.per_device_batch
+    assert all(each % larger for larger in range(micro + 1, min(most, each) + 1)), "a larger micro-batch would do"
     assert shape.rows == batch + shape.padding
     assert 0 <= shape.padding < devices
     assert (shape.padding == 0) == (batch % devices == 0) == (filling(shape) is None)

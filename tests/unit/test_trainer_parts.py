@@ -13,7 +13,6 @@ from trainer.checkpoint import compare_digest, compare_files, share
 from trainer.departure import PEER_LOST, end_of, is_peer_loss
 from trainer.distributed import Gang, Identity, compare
 from trainer.errors import ConfigurationError, Fenced, MixedGang, StorageUnavailable
-from trainer.plan import split_batch
 from trainer.progress import Monitor, PhaseClock
 from trainer.rundir.records import FileEntry, Progress, StepLine, StepLogFile
 from trainer.rundir.store import NotFound, Stat
@@ -21,18 +20,6 @@ from trainer.steplog import StepLog
 from trainer.watchdog import Watchdog
 
 IDENTITY = Identity(attempt=1, nonce="n", fingerprint="f", image="i", processes=2)
-
-
-@given(st.integers(1, 4096), st.integers(1, 256), st.integers(1, 64))
-def test_split_batch_is_exact_or_refused(batch: int, devices: int, most: int) -> None:
-    if batch % devices:
-        with pytest.raises(ConfigurationError, match="cannot be split exactly"):
-            split_batch(batch, devices, most)
-        return
-    micro, accumulation = split_batch(batch, devices, most)
-    assert devices * micro * accumulation == batch
-    assert micro <= most
-    assert all((batch // devices) % larger for larger in range(micro + 1, min(most, batch // devices) + 1))
 
 
 @pytest.mark.parametrize("field", list(Identity.__dataclass_fields__))
