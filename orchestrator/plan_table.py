@@ -119,7 +119,8 @@ def _warning(plan: Plan, recipe: Recipe) -> str | None:
 
 def mesh(plan: Plan) -> str:
     """The axes of the plan's mesh: "fsdp=128", "fsdp=512 sequence=2"."""
-    return f"fsdp={plan.data_parallel}" + (f" sequence={plan.sequence}" if plan.sequence > 1 else "")
+    more = {"sequence": plan.sequence, "tensor": plan.tensor}
+    return f"fsdp={plan.data_parallel}" + "".join(f" {name}={size}" for name, size in more.items() if size > 1)
 
 
 def _against(row: PlanRow, best: float | None) -> PlanRow:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from trainer import tensor
 from trainer.attention import KEPT_BY_ATTENTION, PLAIN, Attention
 from trainer.loss import head_loss
 from trainer.norm import rms_norm
@@ -54,6 +55,7 @@ class Weights:
     fetch: Callable[[str, jax.Array], jax.Array] = lambda name, value: value
     reduce: Callable[[str, jax.Array], jax.Array] = lambda name, gradient: gradient
     attend: Attention = PLAIN
+    tensor: int = 1  # devices that divide heads and MLP among them (trainer.tensor)
     refetch: bool = False  # fetch again in the backward pass instead of keeping whole parameters until then
     scanned: bool = False  # the passes are two loops
 
@@ -195,7 +197,7 @@ def layer(
         return weights.matmul(x, {name: w[name] for name in names})
 
     q, k, v = matmul(x, "wq", "wk", "wv")
-    q_norm, k_norm = (weights.get(name, w[name]) for name in ("q_norm", "k_norm"))
+    q_norm, k_norm = (tensor.part(weights.get(name, w[name]), weights.tensor, 0) for name in ("q_norm", "k_norm"))
 
     def attended(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         # 1/√head_dim goes into q's rotation, in float32: multiplied in afterwards, it would round q once more.
@@ -210,11 +212,11 @@ def layer(
         kept = jax.checkpoint_policies.save_only_these_names(*KEPT_BY_ATTENTION)
         attended = jax.checkpoint(attended, policy=kept, prevent_cse=False)
     context = attended(q, k, v)
-    x = x + norm(matmul(context, "wo")[0], "attention_norm")
+    x = x + norm(tensor.total(matmul(context, "wo")[0], weights.tensor), "attention_norm")
 
     def mlp(x: jax.Array) -> jax.Array:
         gate, up = matmul(x, "w_gate", "w_up")
-        return weights.matmul_of(swiglu, (gate, up), {"w_down": w["w_down"]})[0]
+        return tensor.total(weights.matmul_of(swiglu, (gate, up), {"w_down": w["w_down"]})[0], weights.tensor)
 
     if remat == "mlp":
         mlp = jax.checkpoint(mlp)
@@ -299,7 +301,7 @@ def next_token_loss(
     `objective` f32 [] is Σ (CE + z_loss·logsumexp²) over the targets, `ce` f32 [batch] Σ CE per row. Tokens int32
     [batch, length]; `has_target` f32 [batch, length] is 1 where the next token is to be predicted, by default everywhere
     but at the last position. `documents` as in `hidden_states`. Where devices share a sequence, all are given whole, and
-    the sums are over this one's part.
+    the sums are over this one's part; where they divide heads among them, over its share of the tokens.
     """
     batch, length = tokens.shape
     targets = jnp.roll(tokens, -1, axis=1)
@@ -309,5 +311,6 @@ def next_token_loss(
     hidden = hidden_states(params, tokens, model, weights, remat, documents)
     flat = hidden.reshape(tokens.size, -1)
     head = weights.get("head", params["head"])
-    objective, ce = head_loss(flat, head, targets.reshape(-1), has_target.reshape(-1), z_loss)
-    return objective, ce.reshape(tokens.shape).sum(axis=1)
+    share = [tensor.part(x, weights.tensor, 0) for x in (flat, targets.reshape(-1), has_target.reshape(-1))]
+    objective, ce = head_loss(share[0], head, *share[1:], z_loss)
+    return objective, tensor.placed(ce, weights.tensor).reshape(tokens.shape).sum(axis=1)

@@ -21,7 +21,8 @@ class Plan(Frozen):
 
     Where it cannot be, `rows` are the fewest per device that hold the batch, and those from number global_batch on hold
     no instance: nothing is read for them, and they add zero to every sum.
-    `devices = data_parallel × sequence`: neighbouring devices share the sequences of the same instances.
+    `devices = data_parallel × sequence × tensor`: neighbouring devices share the sequences of the same instances, and
+    their nearest neighbours the heads and the hidden width of each layer.
     """
 
     device_type: str = Field(description="canonical name, e.g. cpu-8 or tpu7x-4x4x4")
@@ -31,6 +32,7 @@ class Plan(Frozen):
     global_batch: int = Field(gt=0)
     data_parallel: int = Field(gt=0)
     sequence: int = Field(default=1, gt=0, description="devices that share each instance's sequence")
+    tensor: int = Field(default=1, ge=1, le=2, description="devices that divide the heads of each layer, and its MLP")
     micro_batch: int = Field(gt=0, description="instances per forward pass of a device, or of those that share them")
     accumulation: int = Field(gt=0, description="forward passes per optimizer step")
     remat: Remat = "none"
@@ -45,13 +47,15 @@ class Plan(Frozen):
             )
         if self.devices % self.processes:
             raise ValueError(f"devices {self.devices} is not a multiple of processes {self.processes}")
-        if self.data_parallel * self.sequence != self.devices:
+        if self.data_parallel * self.together != self.devices:
+            tensor = f" × tensor {self.tensor}" if self.tensor > 1 else ""
             raise ValueError(
-                f"data_parallel {self.data_parallel} × sequence {self.sequence} must equal devices {self.devices}"
+                f"data_parallel {self.data_parallel} × sequence {self.sequence}{tensor} must equal devices {self.devices}"
             )
-        if not is_whole(self.sequence, self.devices_per_process):
+        if not is_whole(self.together, self.devices_per_process):
+            tensor = f" × tensor {self.tensor}" if self.tensor > 1 else ""
             raise ValueError(
-                f"sequence {self.sequence} and the {self.devices_per_process} devices of a process do not divide one another"
+                f"sequence {self.sequence}{tensor} and the {self.devices_per_process} devices of a process do not divide one another"
             )
         return self
 
@@ -59,6 +63,11 @@ class Plan(Frozen):
     def per_device_batch(self) -> int:
         """Rows per optimizer step and device, or devices that share a sequence."""
         return self.micro_batch * self.accumulation
+
+    @property
+    def together(self) -> int:
+        """Devices that work on the same rows."""
+        return self.sequence * self.tensor
 
     @property
     def rows_per_pass(self) -> int:
@@ -99,7 +108,7 @@ def filling(plan: Plan) -> str | None:
     """What the rows without an instance cost, as a clause; None where there are none."""
     if not plan.padding:
         return None
-    enough = rows_per_device(plan.global_batch, plan.per_device_batch) * plan.sequence
+    enough = rows_per_device(plan.global_batch, plan.per_device_batch) * plan.together
     fewer = f", and {enough:,} devices would be as fast" if enough < plan.devices else ""
     return (
         f"{plan.padding:,} of {plan.rows:,} rows per step hold no instance, as {plan.devices:,} devices do not divide "
@@ -128,6 +137,8 @@ def require_fit(plan: Plan, recipe: Recipe) -> None:
             f"plan.devices {plan.devices}: reduction invariant adds instances in pairs, device by device, so that their "
             f"number must be a power of two and at most global_batch {plan.global_batch}; or use reduction fast"
         )
+    if plan.tensor > 1:
+        _require_tensor(plan, recipe)
     if plan.sequence == 1:
         return
     if recipe.sequence_length % (2 * plan.sequence):
@@ -139,6 +150,21 @@ def require_fit(plan: Plan, recipe: Recipe) -> None:
         raise ConfigurationError(
             f"plan.sequence {plan.sequence}: reduction invariant keeps each instance on one device; "
             f"use at most global_batch {plan.global_batch} devices, or reduction fast"
+        )
+
+
+def _require_tensor(plan: Plan, recipe: Recipe) -> None:
+    model, parts = recipe.model, plan.tensor
+    sizes = {"n_heads": model.n_heads, "n_kv_heads": model.n_kv_heads, "mlp_hidden": model.mlp_hidden}
+    uneven = [f"model.{name} {size}" for name, size in sizes.items() if size % parts]
+    tokens = plan.micro_batch * recipe.sequence_length // plan.sequence
+    if tokens % parts:
+        uneven.append(f"the {tokens} tokens of a forward pass")
+    if uneven:
+        raise ConfigurationError(f"plan.tensor {parts} does not divide {', '.join(uneven)}; use tensor 1")
+    if recipe.reduction == "invariant":
+        raise ConfigurationError(
+            f"plan.tensor {parts}: reduction invariant keeps each instance on one device; use tensor 1, or reduction fast"
         )
 
 

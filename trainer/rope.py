@@ -64,8 +64,13 @@ apply_rope.defvjp(
 )
 
 
-def norm_rope(x: jax.Array, weight: jax.Array, rope: Rope, head_dim: int, eps: float) -> jax.Array:
-    """x [batch, length, heads · head_dim], normed over all of it by f32 `weight`, then turned head by head."""
+def norm_rope(
+    x: jax.Array, weight: jax.Array, rope: Rope, head_dim: int, eps: float, over: str | None = None
+) -> jax.Array:
+    """x [batch, length, heads · head_dim], normed over all of it by f32 `weight`, then turned head by head.
+
+    With `over` the devices along that axis of the mesh have equal parts of the heads (trainer.norm).
+    """
     batch, length, width = x.shape
-    heads = rms_norm(x, weight, eps).reshape(batch, length, width // head_dim, head_dim)
+    heads = rms_norm(x, weight, eps, over).reshape(batch, length, width // head_dim, head_dim)
     return apply_rope(heads, *rope).reshape(x.shape)

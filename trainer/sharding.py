@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from trainer import sequence
+from trainer import sequence, tensor
 from trainer.errors import ConfigurationError
 from trainer.model import Weights
 from trainer.params import ParamSpec, param_specs
@@ -46,15 +46,16 @@ def make_mesh(plan: Plan) -> Mesh:
         )
     if jax.process_count() != plan.processes:
         raise ConfigurationError(f"plan.processes is {plan.processes}, but {jax.process_count()} processes joined")
-    return mesh_of(devices, plan.sequence)
+    return mesh_of(devices, plan.sequence, plan.tensor)
 
 
-def mesh_of(devices: list[jax.Device], sharing: int = 1) -> Mesh:
-    """A mesh over these devices; each `sharing` neighbours share the sequences of their rows."""
+def mesh_of(devices: list[jax.Device], sharing: int = 1, parts: int = 1) -> Mesh:
+    """A mesh over these devices; each `sharing` neighbours share the sequences of their rows, or `sharing` groups of
+    `parts`, which divide the heads among them."""
     ordered = np.array(sorted(devices, key=lambda d: (d.process_index, d.id)))
-    rows = len(devices) // sharing
+    rows = len(devices) // sharing // parts
     even = rows & -rows  # the power of two in it
-    shape = {REPLICA: rows // even, AXIS: even, sequence.AXIS: sharing}
+    shape = {REPLICA: rows // even, AXIS: even, sequence.AXIS: sharing, tensor.AXIS: parts}
     names = tuple(name for name, size in shape.items() if name == AXIS or size > 1)
     return Mesh(ordered.reshape([shape[name] for name in names]), names)
 
@@ -78,14 +79,14 @@ def sharing(mesh: Mesh) -> int:
     return int(mesh.shape.get(sequence.AXIS, 1))
 
 
-def sharded_dim(spec: ParamSpec, devices: int) -> int | None:
+def sharded_dim(spec: ParamSpec, devices: int, taken: int | None = None) -> int | None:
     """Which dimension of the parameter is cut over the devices, counted from the end (-1: the last); None: replicated.
 
     The first dimension that divides, never the layer axis (it is scanned over) and never a norm's: those are so small
-    that gathering them costs more than keeping them.
+    that gathering them costs more than keeping them. Nor the one that is `taken`, counted from the end.
     """
     for dim, (size, cut) in enumerate(zip(spec.shape, may_be_cut(spec), strict=True)):
-        if cut and size % devices == 0:
+        if cut and size % devices == 0 and dim - len(spec.shape) != taken:
             return dim - len(spec.shape)
     return None
 
@@ -95,12 +96,25 @@ def may_be_cut(spec: ParamSpec) -> tuple[bool, ...]:
     return tuple(axis not in ("layer", "norm") for axis in spec.axes)
 
 
+def heads_divided(mesh: Mesh) -> int:
+    """How many devices divide the heads of a layer among them."""
+    return int(mesh.shape.get(tensor.AXIS, 1))
+
+
 class Cut(NamedTuple):
-    """How a parameter lies on the mesh: `dim`, counted from the end, over `axes`, and alike along the `others`."""
+    """How a parameter lies on the mesh: `dim` over `axes`, `parts` over the tensor axis, where it has one that is divided
+    there, and alike along the `others`. Both are dimensions counted from the end."""
 
     dim: int
     axes: Axes
     others: tuple[str, ...]
+    parts: int | None = None
+
+    @property
+    def spread(self) -> Axes:
+        """All axes along which devices have different parts of it."""
+        own = (self.axes,) if isinstance(self.axes, str) else self.axes
+        return _axes(own if self.parts is None else (*own, tensor.AXIS))
 
 
 @cache
@@ -111,10 +125,18 @@ def cuts(model: Model, mesh: Mesh) -> dict[str, Cut | None]:
     choices.append((AXIS,))
 
     def cut(spec: ParamSpec) -> Cut | None:
+        divided = next((i - len(spec.axes) for i, a in enumerate(spec.axes) if a in tensor.CUT), None)
+        parts = divided if tensor.AXIS in names else None
         for axes in choices:
-            dim = sharded_dim(spec, math.prod(mesh.shape[name] for name in axes))
+            mine = tuple(name for name in axes if parts is None or name != tensor.AXIS)
+            dim = sharded_dim(spec, math.prod(mesh.shape[name] for name in mine), parts)
             if dim is not None:
-                return Cut(dim, _axes(axes), tuple(name for name in names if name not in axes))
+                others = tuple(n for n in names if n not in mine and (parts is None or n != tensor.AXIS))
+                return Cut(dim, _axes(mine), others, parts)
+        if parts is not None:
+            raise ConfigurationError(
+                f"plan.tensor: {spec.shape} of {spec.hf} does not divide by {mesh.shape[AXIS]} devices"
+            )
         return None
 
     return {name: cut(spec) for name, spec in param_specs(model).items()}
@@ -136,6 +158,8 @@ def param_pspecs(model: Model, mesh: Mesh) -> dict[str, PartitionSpec]:
         axes: list[Axes | None] = [None] * len(specs[name].shape)
         if cut is not None:
             axes[cut.dim] = cut.axes
+            if cut.parts is not None:
+                axes[cut.parts] = tensor.AXIS
         pspecs[name] = PartitionSpec(*axes)
     return pspecs
 
@@ -180,10 +204,12 @@ def sharded_weights(
 
     The gradient of a replicated parameter is left as this device's part; whoever asked sums it (see `step`), so that
     all the small ones travel in one message. `reduction` as in the recipe: who decides on the order of the sums.
-    `whole_sequences`: each device computes its own, although the mesh has an axis along which they could be shared.
+    `whole_sequences`: each device computes its own, although the mesh has axes along which they could be shared; for
+    forward passes alone.
     """
     dtype = jnp.dtype(compute_dtype)
-    attend = attention_for(mesh.devices.flat[0].platform, 1 if whole_sequences else sharing(mesh))
+    parts = 1 if whole_sequences else heads_divided(mesh)
+    attend = attention_for(mesh.devices.flat[0].platform, 1 if whole_sequences else sharing(mesh), parts)
     invariant = reduction == "invariant"
     if mesh.size == 1:
         return isolated(Weights(dtype, attend=attend)) if invariant else Weights(dtype, attend=attend)
@@ -196,8 +222,12 @@ def sharded_weights(
             return value
         dim, torus = value.ndim + cut.dim, tori[cut.axes]
         if torus is not None:
-            return torus.all_gather(value, dim)
-        return jax.lax.all_gather(value, cut.axes, axis=dim, tiled=True)
+            value = torus.all_gather(value, dim)
+        else:
+            value = jax.lax.all_gather(value, cut.axes, axis=dim, tiled=True)
+        if cut.parts is not None and parts == 1:
+            value = jax.lax.all_gather(value, tensor.AXIS, axis=value.ndim + cut.parts, tiled=True)
+        return value
 
     def reduce(name: str, gradient: jax.Array) -> jax.Array:
         cut = found[name]
@@ -213,7 +243,7 @@ def sharded_weights(
         return jax.lax.psum(gradient, cut.others) if cut.others else gradient
 
     layers = [math.prod(spec.shape) for spec in param_specs(model).values() if spec.axes[0] == "layer"]
-    weights = Weights(dtype, fetch, reduce, attend, refetch=sum(layers) * dtype.itemsize > REFETCH_BYTES)
+    weights = Weights(dtype, fetch, reduce, attend, parts, refetch=sum(layers) * dtype.itemsize > REFETCH_BYTES)
     return isolated(weights) if invariant else weights
 
 

@@ -3,6 +3,7 @@ too long for ours, and XLA's for shapes without kernels; elsewhere trainer.atten
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +12,20 @@ from trainer.attention import PLAIN, Attention, attention, whole_attention
 from trainer.rope import Rope
 from trainer.rope import norm_rope as plain_norm_rope
 from trainer.sequence import divided
+from trainer.tensor import AXIS
 
 BLOCK = 1024  # with a 4096 window and the fused backward pass, 2048 exceeds the scoped VMEM
 LANES = 128  # the kernels want sequence and head dimension in multiples of a vector register's width
 
 
-def attention_for(platform: str, sharing: int = 1) -> Attention:
-    """The attention to compile for devices of this platform (`jax.Device.platform`), `sharing` of which share a sequence."""
+def attention_for(platform: str, sharing: int = 1, tensor: int = 1) -> Attention:
+    """The attention to compile for devices of this platform (`jax.Device.platform`), `sharing` of which share a sequence,
+    and `tensor` the heads."""
+    of_parts = partial(plain_norm_rope, over=AXIS)  # the kernel knows no norm over several devices
     if platform != "tpu":
-        return PLAIN if sharing == 1 else divided(PLAIN, sharing)
-    attend = Attention(tpu_norm_rope, tpu_attention, turn_again=True)
+        attend = PLAIN if tensor == 1 else PLAIN._replace(norm_rope=of_parts)
+        return attend if sharing == 1 else divided(attend, sharing)
+    attend = Attention(tpu_norm_rope if tensor == 1 else of_parts, tpu_attention, turn_again=True)
     if sharing == 1:
         return attend
     from trainer.flash_sequence import divided_attention

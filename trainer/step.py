@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from trainer import sequence, xla_flags
+from trainer import sequence, tensor, xla_flags
 from trainer.digest import data_hash, ids_hash
 from trainer.model import Params, Weights, init_params, next_token_loss
 from trainer.optimizer import Window, adamw, append, clip_coefficient, empty_window, is_spike
@@ -37,7 +37,6 @@ from trainer.sharding import (
     row_axes,
     sharded_dims,
     sharded_weights,
-    sharing,
 )
 
 Batch = dict[str, jax.Array]
@@ -215,8 +214,8 @@ def _fast(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]:
     def norm(grads: Params) -> jax.Array:
         squares = {name: jnp.sum(jnp.square(g)) for name, g in grads.items()}
         whole = sum((squares[name] for name in replicated_names), jnp.zeros(()))
-        for over in dict.fromkeys(cut.axes for cut in found.values() if cut is not None):
-            alike = (s for name, s in squares.items() if (cut := found[name]) is not None and cut.axes == over)
+        for over in dict.fromkeys(cut.spread for cut in found.values() if cut is not None):
+            alike = (s for name, s in squares.items() if (cut := found[name]) is not None and cut.spread == over)
             whole = whole + jax.lax.psum(sum(alike, jnp.zeros(())), over)
         return jnp.sqrt(whole)
 
@@ -292,7 +291,8 @@ def make_eval_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, 
     def one(params: Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
         tokens, has_target, documents, count = read_rows(tokens, recipe.data, training=False)
         ce = next_token_loss(params, tokens, model, weights, 0.0, "none", has_target, documents)[1]
-        return ce if sharing(mesh) == 1 else jax.lax.psum(ce, sequence.AXIS), count
+        over = tuple(name for name in mesh.axis_names if name in (sequence.AXIS, tensor.AXIS))
+        return jax.lax.psum(ce, over) if over else ce, count
 
     def local(params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         tokens = batch["tokens"]

@@ -62,7 +62,7 @@ def process_rows(plan: Plan, process_index: int) -> npt.NDArray[np.int64]:
 
 def _readers(plan: Plan) -> int:
     """How many processes, neighbours in their order, read the same rows."""
-    return max(1, plan.sequence // plan.devices_per_process)
+    return max(1, plan.together // plan.devices_per_process)
 
 
 def ids_of_rows(order: BatchOrder, t: int, rows: npt.NDArray[np.int64]) -> U64:

@@ -13,6 +13,7 @@ import click
 @click.option("--slices", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--micro-batch", type=click.IntRange(min=1), help="instances per device; default: what the planner takes")
 @click.option("--sequence", type=click.IntRange(min=1), help="devices that share a sequence; default: the fewest")
+@click.option("--tensor", type=click.IntRange(1, 2), default=1, show_default=True, help="devices that divide the heads")
 @click.option("--remat", help="what the backward pass computes again; default: what the planner takes")
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="override a recipe field; dotted")
 @click.option("--xla", multiple=True, metavar="NAME=VALUE", help="an option of the compiler, for an experiment")
@@ -28,6 +29,7 @@ def preflight(
     slices: int,
     micro_batch: int | None,
     sequence: int | None,
+    tensor: int,
     remat: str | None,
     overrides: tuple[str, ...],
     xla: tuple[str, ...],
@@ -59,7 +61,8 @@ def preflight(
         chosen = choose(loaded, kind, slices).plan
         micro_batch, remat = micro_batch or chosen.micro_batch, remat or chosen.remat
         sequence = sequence or chosen.sequence
-    plan = plan_of(loaded, kind, slices, micro_batch, remat, sequence or factors(loaded, kind, slices)[0])
+    sequence = sequence or factors(loaded, kind, slices)[0]
+    plan = plan_of(loaded, kind, slices, micro_batch, remat, sequence, tensor)
     require_fit(plan, loaded)
     if sys.stderr.isatty():
         click.echo(f"compiling {loaded.name} for {device} …", err=True)

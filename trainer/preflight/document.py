@@ -56,7 +56,7 @@ def _rows(entry: Entry) -> list[Row]:
     return [
         row
         for row in table.of_recipe(load(entry.recipe))
-        if (row.device_type, row.slices) == (entry.device_type, entry.slices)
+        if (row.device_type, row.slices, row.tensor) == (entry.device_type, entry.slices, entry.tensor)
     ]
 
 
@@ -90,7 +90,7 @@ def _entry(entry: Entry) -> Iterator[str]:
 
 def _batch(row: Row) -> str:
     """ "2 × 2 × 128", and the share of it that holds an instance where that is not all."""
-    groups, batch = row.devices // row.sequence, load(row.recipe).global_batch
+    groups, batch = row.groups, load(row.recipe).global_batch
     rows = row.micro_batch * row.accumulation * groups
     filled = f" ({batch / rows:.0%})" if rows > batch else ""
     return f"{row.micro_batch} × {row.accumulation} × {groups:,}{filled}"

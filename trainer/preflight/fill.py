@@ -15,6 +15,7 @@ from trainer.plan import Plan
 from trainer.preflight import cache, document, table
 from trainer.preflight.choice import candidates, refuse_inexact
 from trainer.preflight.ladder import LADDER, Entry
+from trainer.preflight.plans import plan_of
 from trainer.preflight.preflight import preflight
 from trainer.recipe import Recipe, load
 
@@ -62,14 +63,17 @@ def _wanted(entry: Entry, recipe: Recipe, again: bool) -> Iterator[Plan]:
         return  # the table says why
     assert kind.hbm_gib_per_device is not None
     for candidate in list(candidates(recipe, kind, entry.slices)):
-        row = next((r for r in table.of_recipe(recipe, table.read(table.FILE)) if r.is_for(candidate.plan)), None)
+        plan = candidate.plan
+        if entry.tensor > 1:
+            plan = plan_of(recipe, kind, entry.slices, plan.micro_batch, plan.remat, plan.sequence, entry.tensor)
+        row = next((r for r in table.of_recipe(recipe, table.read(table.FILE)) if r.is_for(plan)), None)
         if row is not None and not again and row.versions == cache.versions():
             if row.fits:
                 return
             continue
         if candidate.predicted_gib > HOPELESS * kind.hbm_gib_per_device:
             continue
-        yield candidate.plan
+        yield plan
 
 
 if __name__ == "__main__":

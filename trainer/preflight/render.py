@@ -13,7 +13,9 @@ def lines(report: Report) -> Iterator[str]:
     """The report, the verdict first."""
     plan = report.plan
     slices = f"{plan['slices']} × " if plan["slices"] > 1 else ""
-    shared = f" in groups of {plan['sequence']}" if plan["sequence"] > 1 else ""
+    together = plan["sequence"] * plan.get("tensor", 1)
+    shared = f" in groups of {together}" if together > 1 else ""
+    shared += " that divide the heads" if plan.get("tensor", 1) > 1 else ""
     rows = plan["data_parallel"] * plan["micro_batch"] * plan["accumulation"]
     held = f" rows for {plan['global_batch']:,} instances" if rows > plan["global_batch"] else ""
     yield (

@@ -40,6 +40,7 @@ class Row:
     versions: dict[str, str]
     shape: dict[str, int]
     sequence: int = 1
+    tensor: int = 1
     reason: str = ""
     model_flops: int | None = None
     executed_over_model: float | None = None
@@ -57,9 +58,13 @@ class Row:
 
     def is_for(self, plan: Plan) -> bool:
         """Whether it is of this plan; the recipe is another matter."""
-        mine = (self.device_type, self.slices, self.sequence, self.micro_batch, self.accumulation, self.remat)
-        given = (plan.device_type, plan.slices, plan.sequence, plan.micro_batch, plan.accumulation, plan.remat)
-        return mine == given
+        names = ("device_type", "slices", "sequence", "tensor", "micro_batch", "accumulation", "remat")
+        return all(getattr(self, name) == getattr(plan, name) for name in names)
+
+    @property
+    def groups(self) -> int:
+        """Groups of devices that work on rows of their own."""
+        return self.devices // (self.sequence * self.tensor)
 
     @property
     def hidden(self) -> float | None:
@@ -107,6 +112,7 @@ def row_of(recipe: Recipe, report: Report) -> Row:
         slices=plan["slices"],
         devices=plan["devices"],
         sequence=plan["sequence"],
+        tensor=plan.get("tensor", 1),
         micro_batch=plan["micro_batch"],
         accumulation=plan["accumulation"],
         remat=plan["remat"],
@@ -149,7 +155,7 @@ def _filled(row: Row) -> dict[str, Any]:
     return {
         name: value
         for name, value in asdict(row).items()
-        if value not in (None, "", {}) and (name, value) != ("sequence", 1)
+        if value not in (None, "", {}) and (name, value) not in (("sequence", 1), ("tensor", 1))
     } | {"peak_gib": row.peak_gib}
 
 
@@ -160,12 +166,12 @@ def of_recipe(recipe: Recipe, known: Sequence[Row] | None = None) -> tuple[Row, 
 
 
 def fitted(known: Sequence[Row]) -> MemoryModel:
-    """The memory model of these rows. Those of policies that exist no more teach nothing."""
+    """The memory model of these rows. Those of policies that exist no more teach nothing, nor those of divided heads."""
     by_name = {p.name: p for p in POLICIES}
     return fit(
         point(row.tokens, row.devices, row.micro_batch, row.accumulation, by_name[row.remat], row.peak_gib)
         for row in known
-        if row.peak_gib is not None and row.remat in by_name
+        if row.peak_gib is not None and row.remat in by_name and row.tensor == 1
     )
 
 

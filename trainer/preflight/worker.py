@@ -71,7 +71,7 @@ def mesh_for(plan: Any) -> Any:
     kind = device_type(plan.device_type)
     several = {"num_slices": plan.slices} if plan.slices > 1 else {}
     topology = topologies.get_topology_desc(f"{kind.family}:{kind.topology}", "tpu", **several)
-    return mesh_of(topology.devices, plan.sequence)
+    return mesh_of(topology.devices, plan.sequence, plan.tensor)
 
 
 def abstract_arguments(recipe: Any, plan: Any, mesh: Any) -> tuple[Any, Any]:
