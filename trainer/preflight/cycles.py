@@ -6,7 +6,7 @@ floor of the step's time, and the MFU made of it a ceiling. Communication that t
 schedule does not hide is not in it either.
 """
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 
 from trainer.preflight import kernels as pallas
@@ -89,10 +89,10 @@ def work(executions: Executions, found: list[pallas.Kernel], family: str, peak_f
 
 def by_kind(done: list[Work]) -> dict[str, float]:
     """Cycles by kind, most first."""
-    total: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
     for item in done:
         total[item.kind] += item.cycles
-    return dict(total.most_common())
+    return dict(sorted(total.items(), key=lambda item: -item[1]))
 
 
 def kind_of(module: Module, computation: Computation, instruction: Instruction) -> str:

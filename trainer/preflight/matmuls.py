@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from trainer.preflight.executions import PRODUCTS, Executions
 from trainer.preflight.hlo import Computation, HloError, Instruction
@@ -57,10 +58,10 @@ def flops(computation: Computation, product: Instruction) -> int:
     return total
 
 
-def _window(product: Instruction) -> dict[str, list[tuple[int, int] | int]]:
+def _window(product: Instruction) -> dict[str, list[Any]]:
     """window={size=… stride=… pad=… lhs_dilate=… rhs_dilate=…} by spatial dimension."""
     found = re.search(r"\bwindow=\{([^}]*)\}", product.attributes)
-    window: dict[str, list[tuple[int, int] | int]] = {}
+    window: dict[str, list[Any]] = {}
     for pair in found[1].split() if found else ():
         name, _, values = pair.partition("=")
         if name == "pad":

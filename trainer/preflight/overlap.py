@@ -5,7 +5,7 @@ take the link one after the other from where they start, and who needs the resul
 fuses with work is waited for as a whole. Latency, distance and rings that use only some of the links make it longer.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 
 from trainer.preflight.collectives import Collective
@@ -29,8 +29,8 @@ class Schedule:
         self._transfers: dict[tuple[str, str], tuple[Kind, float]] = {}  # by computation and instruction
         self._started: dict[str, tuple[Kind, float]] = {}  # of computations that run beside: on a SparseCore
         self._played: dict[str, float] = {}
-        self.seconds: Counter[Kind] = Counter()
-        self.waits: Counter[Kind] = Counter()
+        self.seconds: defaultdict[Kind, float] = defaultdict(float)
+        self.waits: defaultdict[Kind, float] = defaultdict(float)
         beside = {
             name
             for _, instruction, _ in executions.scheduled()

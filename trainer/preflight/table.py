@@ -38,7 +38,7 @@ class Row:
     limit_gib: float
     compile_seconds: float
     versions: dict[str, str]
-    shape: dict[str, int]
+    shape: dict[str, Any]
     sequence: int = 1
     tensor: int = 1
     reason: str = ""
