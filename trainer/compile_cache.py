@@ -7,12 +7,15 @@ and of the runtime. Where the entries lie is decided here, because JAX's own cac
   fails to read, and so compiles anew, for ever;
 - is not there in a bucket without another package.
 
-Here an entry appears whole or not at all, with the SHA-256 of its bytes before them; one that does not match is
-compiled and written again. Nothing that happens to the cache ends a start. An entry is code: whoever may write to the
-cache decides what the trainers execute, as with the run directory.
+Here an entry appears whole or not at all, after the SHA-256 of its key and bytes: one that is torn, or lies under
+another one's name, is compiled and written again, and so is one that JAX cannot load. Nothing that happens to the cache
+ends a start. An entry is code: whoever may write to the cache decides what the trainers execute, as with the run
+directory.
 """
 
 import hashlib
+import time
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,37 +30,54 @@ from trainer.rundir.opening import open_store
 from trainer.rundir.store import AlreadyExists, NotFound, Store
 
 _DIGEST_BYTES = 32
+PATIENCE_SECONDS = 60.0  # in which the store did not answer, all calls of a process together: then it is left alone
 
 
 class ProgramCache(CacheInterface):
-    """Compiled programs by JAX's key. `loaded` has the names of the functions whose programs were found."""
+    """Compiled programs by JAX's key, in `store`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._path = Path(store.uri)
+        self._monotonic = monotonic
+        self._lost = 0.0  # seconds
         self._damaged: set[str] = set()
-        self.loaded: set[str] = set()
+        self._given: set[str] = set()
+
+    @property
+    def loaded(self) -> set[str]:
+        """Names of the functions whose programs were found."""
+        return {name_of(key) for key in list(self._given)}
 
     def get(self, key: str) -> bytes | None:
         """The entry that `put` was given, or None: not there, damaged, or not to be read now."""
+        if self._left_alone:
+            return None
+        began = self._monotonic()
         try:
             body = self._store.get(key).data
         except NotFound:
             return None
         except (ConfigurationError, StorageUnavailable) as error:
-            log().warning(f"the compile cache cannot be read: {name_of(key)} is compiled", error=str(error))
+            self._failed(began, f"the compile cache cannot be read: {name_of(key)} is compiled", error)
             return None
         digest, entry = body[:_DIGEST_BYTES], body[_DIGEST_BYTES:]
-        if hashlib.sha256(entry).digest() != digest:
+        if _digest(key, entry) != digest:
             self._damaged.add(key)
             log().warning(f"the compile cache's entry of {name_of(key)} is damaged: compiled and written again")
             return None
-        self.loaded.add(name_of(key))
+        self._given.add(key)
         return entry
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep `value`, unless an undamaged entry is there already. JAX calls it on process 0 alone."""
-        body = hashlib.sha256(value).digest() + value
+        """Keep `value`, unless there is an entry that serves. JAX calls it on process 0 alone."""
+        if key in self._given:  # and compiled all the same
+            self._given.discard(key)
+            self._damaged.add(key)
+            log().warning(f"the compile cache's entry of {name_of(key)} cannot be loaded: written again")
+        if self._left_alone:
+            return
+        began, body = self._monotonic(), _digest(key, value) + value
         try:
             if key in self._damaged:
                 self._store.put(key, body)
@@ -67,7 +87,22 @@ class ProgramCache(CacheInterface):
         except AlreadyExists:
             pass
         except (ConfigurationError, StorageUnavailable) as error:
-            log().warning(f"the compile cache cannot be written: {name_of(key)} is not in it", error=str(error))
+            self._failed(began, f"the compile cache cannot be written: {name_of(key)} is not in it", error)
+
+    @property
+    def _left_alone(self) -> bool:
+        return self._lost > PATIENCE_SECONDS
+
+    def _failed(self, began: float, what: str, error: Exception) -> None:
+        self._lost += self._monotonic() - began
+        more = "; it is not asked again" if self._left_alone else ""
+        log().warning(what + more, error=str(error))
+
+
+def _digest(key: str, entry: bytes) -> bytes:
+    found = hashlib.sha256(key.encode())
+    found.update(entry)
+    return found.digest()
 
 
 def name_of(key: str) -> str:

@@ -47,6 +47,43 @@ def test_a_damaged_entry_is_not_used_and_is_written_again(
     assert ProgramCache(store).get(KEY) == PROGRAM
 
 
+def test_an_entry_of_another_program_is_not_used_and_is_written_again(store: DiskStore, tmp_path: Path) -> None:
+    other = "jit_train_step-4567cdef"
+    ProgramCache(store).put(other, PROGRAM[::-1])
+    (tmp_path / KEY).write_bytes((tmp_path / other).read_bytes())
+    cache = ProgramCache(store)
+    assert cache.get(KEY) is None
+    cache.put(KEY, PROGRAM)
+    assert ProgramCache(store).get(KEY) == PROGRAM
+    assert ProgramCache(store).get(other) == PROGRAM[::-1]
+
+
+def test_an_entry_that_cannot_be_loaded_is_written_again(store: DiskStore, capsys: pytest.CaptureFixture[str]) -> None:
+    ProgramCache(store).put(KEY, b"of no use")
+    cache = ProgramCache(store)
+    assert cache.get(KEY) == b"of no use"
+    cache.put(KEY, PROGRAM)  # JAX does that when it had to compile
+    assert not cache.loaded
+    assert ProgramCache(store).get(KEY) == PROGRAM
+    assert "jit_train_step cannot be loaded" in capsys.readouterr().err
+
+
+def test_a_store_that_is_slow_to_fail_is_soon_left_alone(store: DiskStore, capsys: pytest.CaptureFixture[str]) -> None:
+    now, calls = [0.0], []
+
+    def always(call: Call) -> Fault:
+        calls.append(call)
+        now[0] += 25.0
+        return Fault.BEFORE
+
+    cache = ProgramCache(FaultyStore(store, always), lambda: now[0])
+    for number in range(10):
+        assert cache.get(f"{KEY}{number}") is None
+        cache.put(f"{KEY}{number}", PROGRAM)
+    assert len(calls) == 3
+    assert capsys.readouterr().err.count("it is not asked again") == 1
+
+
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.FULL, Fault.READ_ONLY])
 def test_a_store_that_fails_costs_a_compilation_and_no_start(
     fault: Fault, store: DiskStore, capsys: pytest.CaptureFixture[str]
