@@ -6,7 +6,6 @@ share, and epochs pass H times too fast. Here one process reads what H of them w
 
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any, Self
 
 import trainer.training
@@ -28,13 +27,15 @@ class DoubleSharded:
         assert plan.processes == 1
         self._mix, self._order, self._plan, self._next = mix, order, plan, first
 
-    def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        while True:
-            layout = (1, HOSTS, self._order.batch // HOSTS)
-            ids = double_sharded(self._order, self._next, layout).reshape(self._plan.accumulation, -1)
-            tokens = self._mix.instances(ids.reshape(-1)).reshape(*ids.shape, -1)
-            self._next += 1
-            yield self._next - 1, {"tokens": tokens, "ids": split_ids(ids)}
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[int, dict[str, Any]]:
+        layout = (1, HOSTS, self._order.batch // HOSTS)
+        ids = double_sharded(self._order, self._next, layout).reshape(self._plan.accumulation, -1)
+        tokens = self._mix.instances(ids.reshape(-1)).reshape(*ids.shape, -1)
+        self._next += 1
+        return self._next - 1, {"tokens": tokens, "ids": split_ids(ids)}
 
     def __enter__(self) -> Self:
         return self
