@@ -50,11 +50,13 @@ def glance(known: KnownRun, local: Path) -> Glance:
 
 def with_profiles(found: Explanation, rundir: RunDirectory) -> Explanation:
     """The same with the newest profiles that were asked for: a person wants them, no decision does."""
+    warnings = list(found.warnings)
     try:
-        newest = profiles(rundir, newest=PROFILES_SHOWN)
+        newest = profiles(rundir, PROFILES_SHOWN, warnings.append)
     except TrainerError as error:
         return found.model_copy(update={"warnings": (*found.warnings, f"profiles cannot be read: {error}")})
-    return found.model_copy(update={"profiles": tuple(f"{one.identifier} {one.sentence}" for one in newest)})
+    lines = tuple(f"{one.identifier} {one.sentence}" for one in newest)
+    return found.model_copy(update={"profiles": lines, "warnings": tuple(warnings)})
 
 
 def _by_decision(known: KnownRun, rundir: RunDirectory, local: Path) -> Explanation:

@@ -186,7 +186,12 @@ class Requests:
         return request is not None and request.kind != "commit"
 
     def _see_profile(self, name: str, request: Request) -> None:
-        begun = self._rundir.read_begun(name)
+        try:
+            begun = self._rundir.read_begun(name)
+        except ConfigurationError as error:
+            log().warning("somebody began a profile, and who is not understood: not begun again", error=str(error))
+            self._settled.add(name)
+            return
         if begun is None:
             self._profiles[name] = request
             return

@@ -54,7 +54,7 @@ def profile_command(
         )
     rundir = RunDirectory.open(_run_directory(run, local, namespace, kubeconfig, context))
     if listing:
-        found = profiles.profiles(rundir)
+        found = profiles.profiles(rundir, not_understood=lambda why: click.echo(f"warning: {why}", err=True))
     else:
         found = [_ask(rundir, at, steps, everybody, hlo)]
     if as_json:

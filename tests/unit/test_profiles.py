@@ -357,6 +357,29 @@ def test_the_command_asks_and_shows(on_disk: RunDirectory, capsys: pytest.Captur
     assert profile(on_disk, "nobody") is None
 
 
+def test_a_request_that_cannot_be_read_hides_no_other(
+    on_disk: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_disk.create_bytes("requests/profile-0.json", b'{"kind": "from the future", "attempt": 1, "time": 0}')
+    ask(on_disk, "profile-1")
+    code, out, err = run(capsys, on_disk.uri, "--list")
+    assert code == Exit.DONE and len(out.splitlines()) == 2 and "profile-1" in out
+    assert "warning: profile profile-0" in err
+    found = with_profiles(Explanation(run="r", status="Training", what="", next_action="", target_step=9), on_disk)
+    assert len(found.profiles) == 1 and "profile-0" in found.warnings[0]
+
+
+def test_a_beginning_that_cannot_be_read_is_not_repeated_and_holds_up_nobody(
+    rundir: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(rundir)
+    ask(rundir, "profile-2")
+    rundir.create_bytes(f"requests/{NAME}.begun.json", b"torn")
+    start = Start(rundir).look().run(8)
+    assert (rundir.read_answer(NAME), answer(rundir, "profile-2").failed) == (None, "")
+    assert len(start.traced) == 5 and "not begun again" in capsys.readouterr().err
+
+
 def test_a_run_in_a_cluster_is_asked_by_its_name(
     on_disk: RunDirectory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

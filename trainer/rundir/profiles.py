@@ -5,9 +5,11 @@ Their requests are named `profile-…`, so that they are found among the many th
 
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from trainer.errors import ConfigurationError
 from trainer.rundir.records import Request, RequestBegun, RequestDone
 from trainer.rundir.rundir import RunDirectory
 
@@ -72,12 +74,22 @@ class Profile:
         return "a start that trains" if self.request.at is None else f"step {self.request.at}"
 
 
-def profiles(rundir: RunDirectory, newest: int | None = None) -> list[Profile]:
-    """All that were asked for, or the `newest` so many, oldest first. What a later version asked is left out."""
+def profiles(
+    rundir: RunDirectory, newest: int | None = None, not_understood: Callable[[str], None] = lambda _: None
+) -> list[Profile]:
+    """All that were asked for, or the `newest` so many, oldest first.
+
+    What a later version asked, or nobody can read, is left out: `not_understood` is told why, and the others are there.
+    """
     names = rundir.asked(PREFIX)
     if newest is not None:
         names = names[-newest:]
-    found = (profile(rundir, name) for name in names)
+    found = []
+    for name in names:
+        try:
+            found.append(profile(rundir, name))
+        except ConfigurationError as error:
+            not_understood(f"profile {name}: {error}")
     return [one for one in found if one is not None]
 
 
