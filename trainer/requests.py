@@ -20,7 +20,7 @@ from trainer.log import log
 from trainer.profiles import Order, Wanted, refusal
 from trainer.rundir.claims import Claim
 from trainer.rundir.profiles import new_identifier
-from trainer.rundir.records import Request, RequestDone
+from trainer.rundir.records import Request, RequestBegun, RequestDone
 from trainer.rundir.rundir import RunDirectory
 
 EVERY_SECONDS = 10.0  # at most, between two looks
@@ -165,9 +165,12 @@ class Requests:
             self._answer()
 
     def close(self) -> None:
-        """The target is committed: profiles that were not begun never will be."""
+        """The target is committed: profiles that were not begun never will be, nor is one completed that is unwritten."""
         with self._lock:
-            self._refuse([name for name in self._rundir.unanswered() if self._is_profile(name)])
+            for name in self._rundir.unanswered():
+                if self._is_profile(name):
+                    begun = self._rundir.read_begun(name)
+                    self._refuse(name, "the run reached its target before" if begun is None else _in_the_midst(begun))
 
     def _read(self, name: str) -> Request | None:
         """A request for this start. What cannot be read is nobody's; it must not hold up the others."""
@@ -195,16 +198,13 @@ class Requests:
         if begun is None:
             self._profiles[name] = request
             return
-        place = f"attempts/{begun.attempt}/{begun.start}/profiles/step-{begun.first}"
-        why = f"start {begun.attempt}.{begun.start} ended in the midst of it (what there is: {place}); ask again"
-        self._refuse([name], why)
+        self._refuse(name, f"{_in_the_midst(begun)}; ask again")
 
-    def _refuse(self, names: Iterable[str], why: str = "the run reached its target before") -> None:
-        for name in names:
-            if self._claim.still_current():
-                self._rundir.answer(name, refusal(self._claim.attempt, self._claim.start, why, self._rundir.clock()))
-                self._settled.add(name)
-                log().warning("no profile", request=name, reason=why)
+    def _refuse(self, name: str, why: str) -> None:
+        if self._claim.still_current():
+            self._rundir.answer(name, refusal(self._claim.attempt, self._claim.start, why, self._rundir.clock()))
+            self._settled.add(name)
+            log().warning("no profile", request=name, reason=why)
 
     def _answer(self) -> None:
         ref = self._claim.commit_ref
@@ -258,6 +258,11 @@ class Requests:
     def _lead(self, wanted: Wanted | None) -> int:
         self._calls += 1
         return lead(self._gang, self._agreement, self._calls, wanted)
+
+
+def _in_the_midst(begun: RequestBegun) -> str:
+    place = f"attempts/{begun.attempt}/{begun.start}/profiles/step-{begun.first}"
+    return f"start {begun.attempt}.{begun.start} ended in the midst of it (what there is: {place})"
 
 
 def lead(gang: Gang, agreement: Agreement, number: int, wanted: Wanted | None = None) -> int:

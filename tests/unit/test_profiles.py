@@ -256,6 +256,13 @@ def test_what_the_run_never_got_to_is_answered_at_its_end(rundir: RunDirectory) 
     assert "reached its target" in answer(rundir).failed
 
 
+def test_a_trace_that_is_not_written_when_the_run_ends_was_begun_all_the_same(rundir: RunDirectory) -> None:
+    ask(rundir, at=5, steps=2)
+    start = Start(rundir).look().run(5)
+    start.requests.close()
+    assert "start 1.1 ended in the midst of it (what there is: attempts/1/1/profiles/step-5)" in answer(rundir).failed
+
+
 # --- whatever fails
 
 
