@@ -1,5 +1,6 @@
 """The options of `train`."""
 
+import signal
 from typing import Any
 
 import click
@@ -43,6 +44,8 @@ def train(began: float, /, recipe: str | None, **given: Any) -> None:
     With the environment of a gang (UNTILDONE_*), this is one process of one start. With --recipe it is a whole run
     in this process: call it again and it resumes.
     """
+    for request in (signal.SIGUSR1, signal.SIGUSR2):  # until trainer.train hears them they must end nothing
+        signal.signal(request, signal.SIG_IGN)
     from trainer.environment import gang_environment
     from trainer.train import train as run
 

@@ -1,6 +1,7 @@
 """Profiles on request: the same steps on all processes, one try each whatever fails, and no run that ends of it."""
 
 import json
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from orchestrator.explain import Explanation, render
 from orchestrator.looking import with_profiles
 from tests.support import bad_runs, runs
 from tests.support.memory_store import MemoryStore
+from trainer.commands import train
 from trainer.distributed import Gang
 from trainer.errors import ConfigurationError
 from trainer.profiles import Order, Profiles, Wanted
@@ -206,6 +208,23 @@ def test_a_signal_asks_like_a_file(rundir: RunDirectory) -> None:
     start.look().run(10)
     (found,) = profiles(rundir)
     assert (found.status, found.request.reason, len(start.traced)) == ("done", "signal", found.request.steps)
+
+
+def test_a_signal_that_comes_too_early_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asking, found = (signal.SIGUSR1, signal.SIGUSR2), []
+    before = [signal.signal(one, signal.SIG_DFL) for one in asking]  # ends the process, as in one that has just begun
+
+    def prepare(*_: object, **__: object) -> str:
+        found.extend(signal.getsignal(one) for one in asking)
+        return "done already"
+
+    monkeypatch.setattr("trainer.standalone.prepare", prepare)
+    try:
+        train.main(["--recipe", "tiny"], standalone_mode=False, obj=0.0)
+    finally:
+        for one, handler in zip(asking, before, strict=True):
+            signal.signal(one, handler)
+    assert found == [signal.SIG_IGN] * 2
 
 
 def test_the_size_is_bounded() -> None:
