@@ -211,7 +211,8 @@ def test_a_signal_asks_like_a_file(rundir: RunDirectory) -> None:
 
 
 def test_a_signal_that_comes_too_early_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asking, found = (signal.SIGUSR1, signal.SIGUSR2), []
+    asking = (signal.SIGUSR1, signal.SIGUSR2)
+    found: list[object] = []
     before = [signal.signal(one, signal.SIG_DFL) for one in asking]  # ends the process, as in one that has just begun
 
     def prepare(*_: object, **__: object) -> str:
