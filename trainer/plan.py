@@ -110,9 +110,10 @@ def filling(plan: Plan) -> str | None:
         return None
     enough = rows_per_device(plan.global_batch, plan.per_device_batch) * plan.together
     fewer = f", and {enough:,} devices would be as fast" if enough < plan.devices else ""
+    counting = min(round(100 * plan.efficiency), 99)  # never all of it
     return (
         f"{plan.padding:,} of {plan.rows:,} rows per step hold no instance, as {plan.devices:,} devices do not divide "
-        f"global_batch {plan.global_batch:,}: {plan.efficiency:.0%} of the work counts{fewer}"
+        f"global_batch {plan.global_batch:,}: {counting}% of the work counts{fewer}"
     )
 
 

@@ -73,6 +73,7 @@ def test_every_instance_has_one_row_and_no_device_one_more_than_it_needs(batch: 
     assert 0 <= shape.padding < devices
     assert (shape.padding == 0) == (batch % devices == 0) == (filling(shape) is None)
     assert shape.efficiency == batch / shape.rows
+    assert "100%" not in (filling(shape) or "")
 
 
 @settings(deadline=None)
