@@ -53,7 +53,9 @@ def as_pod(run: LabRun, name: str, **env: str | None) -> str:
     """The first pod of the newest attempt's JobSet, alone and without chips; `env` as in LabRun.create. Its name."""
     spec = run.rundir().read_spec(run.attempt)
     assert spec is not None
-    template = run.jobset(spec, env=env)["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    # What the node tells whoever has chips: without it JAX looks for some with libtpu, which may end the process.
+    devices = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={spec.plan.devices}"}
+    template = run.jobset(spec, env={**devices, **env})["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
     labels = {
         "jobset.sigs.k8s.io/restart-attempt": "0",
         "jobset.sigs.k8s.io/job-index": "0",
