@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tests.support.models import cpu_plan, small_recipe
-from trainer.digest import hash_text
+from tests.support.same_training import assert_same_training, masked, rows_of
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type
 from trainer.plan import Plan, sequence_factors
 from trainer.preflight.dividing import factors
-from trainer.recipe import Recipe, RepetitionFilter
+from trainer.recipe import Recipe
 from trainer.sequence import chunks_held
 from trainer.sharding import mesh_of, put_batch
 from trainer.step import init_state, make_eval_step, make_train_step
@@ -21,16 +21,7 @@ pytestmark = pytest.mark.slow
 
 LENGTH = 24  # chunks of 3 tokens with a window of 3: it crosses the borders of chunks and of devices
 PLAIN = small_recipe(sequence_length=LENGTH, global_batch=4)
-MASKED = PLAIN.model_copy(
-    update={
-        "data": PLAIN.data.model_copy(
-            update={
-                "mask_documents": True,
-                "repetition_filter": RepetitionFilter(min_period=1, max_period=3, max_count=4),
-            }
-        )
-    }
-)
+MASKED = masked(PLAIN)
 DEVICES, SHARING, ACCUMULATION = 8, 4, 2
 
 
@@ -39,18 +30,8 @@ def plan(devices: int, sequence: int, accumulation: int) -> Plan:
     return Plan(**{**whole, "device_type": f"cpu-{devices}", "devices": devices, "sequence": sequence})
 
 
-def rows(t: int) -> dict[str, np.ndarray]:
-    """Batch t. Token 0 ends documents; one instance of batch 1 repeats itself."""
-    random = np.random.default_rng(t)
-    tokens = random.integers(0, 30, (4, LENGTH)).astype(np.int32)
-    tokens[:, [5, 12, 13]] = 0
-    if t == 1:
-        tokens[2] = 7
-    return {"tokens": tokens, "ids": random.integers(0, 2**32, (4, 2)).astype(np.uint32)}
-
-
 def batch(t: int, mesh: Any, accumulation: int) -> dict[str, jax.Array]:
-    return put_batch({n: x.reshape(accumulation, -1, x.shape[-1]) for n, x in rows(t).items()}, mesh)
+    return put_batch({n: x.reshape(accumulation, -1, x.shape[-1]) for n, x in rows_of(MASKED, t).items()}, mesh)
 
 
 def trained(devices: int, sequence: int, accumulation: int) -> tuple[Any, Any, Any]:
@@ -65,17 +46,9 @@ def trained(devices: int, sequence: int, accumulation: int) -> tuple[Any, Any, A
 
 
 def test_a_shared_sequence_has_the_losses_and_gradients_of_a_whole_one() -> None:
-    """The first moments hold the gradients of all steps."""
     moments, metrics, evaluated = trained(DEVICES, SHARING, ACCUMULATION)
     wanted_moments, wanted_metrics, wanted = trained(1, 1, 1)
-    for found, other in zip(metrics, wanted_metrics, strict=True):
-        assert hash_text(found["ids_hash"]) == hash_text(other["ids_hash"])
-        assert hash_text(found["data_hash"]) == hash_text(other["data_hash"])
-        np.testing.assert_allclose(found["loss"], other["loss"], rtol=2e-6)
-        np.testing.assert_allclose(found["grad_norm"], other["grad_norm"], rtol=2e-5)
-    for leaf, value in moments.items():
-        scale = np.abs(wanted_moments[leaf]).max()
-        np.testing.assert_allclose(value, wanted_moments[leaf], atol=1e-4 * scale, err_msg=leaf)
+    assert_same_training(metrics, wanted_metrics, moments, wanted_moments)
     np.testing.assert_allclose(evaluated["ce_sum"].ravel(), wanted["ce_sum"].ravel(), rtol=1e-5)
     assert evaluated["count"].ravel().tolist() == wanted["count"].ravel().tolist()
 
