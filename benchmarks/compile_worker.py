@@ -67,15 +67,13 @@ def main(request: Path) -> None:
 def ours(asked: dict[str, Any]) -> Callable[[], Any]:
     """Lowers and compiles what `make_train_step` returns."""
     from trainer.plan import Plan
-    from trainer.preflight.worker import abstract_arguments, mesh_for
+    from trainer.preflight.worker import mesh_for
     from trainer.recipe import Recipe
-    from trainer.step import make_train_step
+    from trainer.step import lower_train_step
 
     recipe, plan = Recipe.parse(asked["recipe"], "recipe"), Plan.parse(asked["plan"], "plan")
     mesh = mesh_for(plan)
-    arguments = abstract_arguments(recipe, plan, mesh)
-    step = make_train_step(recipe, plan, mesh)
-    return lambda: step.lower(*arguments).compile()
+    return lambda: lower_train_step(recipe, plan, mesh).compile()
 
 
 def maxtext(arguments: list[str]) -> Callable[[], Any]:

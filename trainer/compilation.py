@@ -6,15 +6,12 @@ Nothing is executed here and no other process is asked.
 import threading
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from trainer.alongside import Alongside
 from trainer.plan import Plan
 from trainer.recipe import Recipe
-from trainer.sharding import batch_shardings
-from trainer.step import abstract_state, make_train_step
+from trainer.step import lower_train_step
 
 
 class Compilation:
@@ -41,18 +38,7 @@ class Compilation:
 
     def _compile(self) -> Any:
         try:
-            lowered = self._lower()
+            lowered = lower_train_step(self._recipe, self._plan, self._mesh)
         finally:
             self._traced.set()
         return lowered.compile()
-
-    def _lower(self) -> Any:
-        recipe, plan, at = self._recipe, self._plan, batch_shardings(self._mesh)
-        rows = plan.rows_per_pass
-        tokens, ids = (plan.accumulation, rows, recipe.sequence_length), (plan.accumulation, rows, 2)
-        batch = {
-            "tokens": jax.ShapeDtypeStruct(tokens, jnp.int32, sharding=at["tokens"]),
-            "ids": jax.ShapeDtypeStruct(ids, jnp.uint32, sharding=at["ids"]),
-        }
-        step: Any = make_train_step(recipe, plan, self._mesh)
-        return step.lower(abstract_state(recipe, self._mesh), batch)

@@ -135,6 +135,18 @@ def make_train_step(
     )
 
 
+def lower_train_step(recipe: Recipe, plan: Plan, mesh: Mesh) -> Any:
+    """The `jax.stages.Lowered` of the train step, from shapes alone: no state, no batch and none of the devices is needed."""
+    shapes = {
+        "tokens": ((plan.accumulation, plan.rows_per_pass, recipe.sequence_length), jnp.int32),
+        "ids": ((plan.accumulation, plan.rows_per_pass, 2), jnp.uint32),
+    }
+    at = batch_shardings(mesh)
+    batch = {name: jax.ShapeDtypeStruct(shape, dtype, sharding=at[name]) for name, (shape, dtype) in shapes.items()}
+    step: Any = make_train_step(recipe, plan, mesh)
+    return step.lower(abstract_state(recipe, mesh), batch)
+
+
 def _loss_and_grad(recipe: Recipe, plan: Plan, mesh: Mesh) -> Callable[[Params, Batch], tuple[Any, ...]]:
     """`(params, batch) -> (loss, gradients, their norm, hashes uint32 [4])` over the whole mesh."""
     pspecs = param_pspecs(recipe.model, mesh)

@@ -39,11 +39,11 @@ def compile_step(recipe: Any, plan: Any, compiler_options: dict[str, str], text:
     """{"error", "lower_seconds", "compile_seconds", "memory"}; `error` is the compiler's message, or None."""
     import jax
 
-    from trainer.step import make_train_step
+    from trainer.step import lower_train_step
 
     began = time.monotonic()
     mesh = mesh_for(plan)
-    lowered = make_train_step(recipe, plan, mesh).lower(*abstract_arguments(recipe, plan, mesh))
+    lowered = lower_train_step(recipe, plan, mesh)
     outcome: dict[str, Any] = {"error": None, "lower_seconds": time.monotonic() - began, "memory": {}}
     began = time.monotonic()
     try:
@@ -72,25 +72,6 @@ def mesh_for(plan: Any) -> Any:
     several = {"num_slices": plan.slices} if plan.slices > 1 else {}
     topology = topologies.get_topology_desc(f"{kind.family}:{kind.topology}", "tpu", **several)
     return mesh_of(topology.devices, plan.sequence, plan.tensor)
-
-
-def abstract_arguments(recipe: Any, plan: Any, mesh: Any) -> tuple[Any, Any]:
-    """State and batch as shapes with shardings."""
-    import jax
-    import jax.numpy as jnp
-
-    from trainer.sharding import batch_shardings
-    from trainer.step import abstract_state
-
-    rows, shardings = plan.rows_per_pass, batch_shardings(mesh)
-    shapes = {
-        "tokens": ((plan.accumulation, rows, recipe.sequence_length), jnp.int32),
-        "ids": ((plan.accumulation, rows, 2), jnp.uint32),
-    }
-    batch = {
-        name: jax.ShapeDtypeStruct(shape, dtype, sharding=shardings[name]) for name, (shape, dtype) in shapes.items()
-    }
-    return abstract_state(recipe, mesh), batch
 
 
 def whole_text(compiled: Any) -> str:
