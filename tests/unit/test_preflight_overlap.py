@@ -5,11 +5,12 @@ import pytest
 from trainer.preflight import hlo
 from trainer.preflight.collectives import collectives
 from trainer.preflight.executions import Executions
-from trainer.preflight.overlap import LINKS, Schedule
+from trainer.preflight.overlap import Schedule
 
 # 3 × 2^20 elements come from the three others of four devices: 12 MiB of float32.
 GATHER = "f32[4194304]{0} all-gather"
-ALONE = 3 * 2**20 * 4 / LINKS["v5p"]
+RATE = 600e9  # bytes per second
+ALONE = 3 * 2**20 * 4 / RATE
 
 LATE = f"""HloModule late, is_scheduled=true
 
@@ -66,7 +67,7 @@ ENTRY %main (p: f32[1048576]) -> (s32[], f32[1048576]) {
 def waits(text: str, work: float, sent_alone: float = ALONE) -> float:
     """Seconds a step waits when `%work` takes `work`; all that is sent alone takes `sent_alone`."""
     executions = Executions(hlo.parse(text))
-    schedule = Schedule(executions, collectives(executions, {}), {"work": work}, "v5p")
+    schedule = Schedule(executions, collectives(executions, {}), {"work": work}, RATE)
     assert schedule.seconds == {("all-gather", "f32"): pytest.approx(sent_alone)}
     return schedule.waits["all-gather", "f32"]
 

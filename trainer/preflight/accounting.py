@@ -95,6 +95,7 @@ def account_program(
 ) -> Report:
     """The same for any program that does `model` FLOPs of a model's work per device, whoever wrote it."""
     assert kind.hbm_gib_per_device is not None and kind.peak_flops_per_device is not None
+    assert kind.links_bytes_per_second is not None
     common = common | {"limit_gib": kind.hbm_gib_per_device, "compile_seconds": round(outcome["compile_seconds"], 1)}
     if outcome["error"] is not None or text is None:
         verdict, reason, needed = refused(outcome["error"] or "the compiler wrote no program")
@@ -115,7 +116,8 @@ def account_program(
         k.instruction.name: cycles.of_kernel(k, kind.family, peak) for k in pallas
     }
     found = collectives.collectives(executions, per_execution)
-    schedule = Schedule(executions, found, {name: value / clock for name, value in per_execution.items()}, kind.family)
+    seconds_of = {name: value / clock for name, value in per_execution.items()}
+    schedule = Schedule(executions, found, seconds_of, kind.links_bytes_per_second)
     return Report(
         **common,
         verdict="fits",

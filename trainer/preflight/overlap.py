@@ -12,18 +12,16 @@ from trainer.preflight.collectives import Collective
 from trainer.preflight.executions import Executions
 from trainer.preflight.hlo import Computation, Instruction
 
-# Bytes per second that a JAX device can send: cloud.google.com/tpu/docs has 1,200 GB/s both ways per chip for either
-# family, and a tpu7x chip is two devices.
-LINKS = {"tpu7x": 300e9, "v5p": 600e9}
 CALLS = ("calls", "to_apply", "called_computations")
 Kind = tuple[str, str]  # collective and dtype
 
 
 class Schedule:
-    """`waits` are the seconds a step waits for each kind of collective, `seconds` what they would take alone."""
+    """`waits` are the seconds a step waits for each kind of collective, `seconds` what they would take alone, at `rate` bytes
+    per second that a device can send."""
 
     def __init__(
-        self, executions: Executions, found: Iterable[Collective], seconds_of: dict[str, float], family: str
+        self, executions: Executions, found: Iterable[Collective], seconds_of: dict[str, float], rate: float
     ) -> None:
         self._executions, self._seconds_of = executions, seconds_of
         self._transfers: dict[tuple[str, str], tuple[Kind, float]] = {}  # by computation and instruction
@@ -38,7 +36,7 @@ class Schedule:
             for name in instruction.called(*CALLS)
         }
         for item in found:
-            kind, seconds = (item.kind, item.dtype), item.sent / LINKS[family]
+            kind, seconds = (item.kind, item.dtype), item.sent / rate
             self.seconds[kind] += seconds * item.times
             _, before = self._transfers.get(item.place, (kind, 0.0))
             self._transfers[item.place] = kind, before + seconds
