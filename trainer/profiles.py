@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from trainer.distributed import Gang
 from trainer.log import log
+from trainer.rundir.profiles import span
 from trainer.rundir.records import RequestBegun, RequestDone
 from trainer.rundir.rundir import RunDirectory
 from trainer.rundir.store import AlreadyExists
@@ -275,7 +276,7 @@ class Profiles:
         if done.failed:
             log().warning("no profile, or not all of it", request=identifier, reason=done.failed)
         else:
-            steps = {} if done.first is None else {"steps": f"{done.first}–{done.step}"}
+            steps = {} if done.first is None else {"steps": span(done.first, done.step)}
             log().info("profile on request", request=identifier, **steps, place=self.rundir.path(done.place))
 
     def _fail(self, taking: Taking, what: str, error: Exception) -> None:

@@ -23,6 +23,11 @@ def new_identifier(now: float) -> str:
     return f"{PREFIX}{second}.{int(now % 1 * 1000):03d}-{secrets.token_hex(2)}"
 
 
+def span(first: int, last: int) -> str:
+    """Steps in words: "7–9", or "7"."""
+    return f"{first}–{last}" if last > first else str(first)
+
+
 @dataclass(frozen=True)
 class Profile:
     """A request for a profile or a dump of the program, and how far it got."""
@@ -44,12 +49,12 @@ class Profile:
         if self.request.kind == "dump":
             return "-"
         traced = self.done if self.done is not None and self.done.first is not None else None
-        if traced is not None:
-            return f"{traced.first}–{traced.step}"
+        if traced is not None and traced.first is not None:
+            return span(traced.first, traced.step)
         if self.begun is not None:
-            return f"{self.begun.first}–{self.begun.last}"
+            return span(self.begun.first, self.begun.last)
         at = self.request.at
-        return f"the next {self.request.steps}" if at is None else f"{at}–{at + self.request.steps - 1}"
+        return f"the next {self.request.steps}" if at is None else span(at, at + self.request.steps - 1)
 
     @property
     def sentence(self) -> str:
@@ -62,7 +67,9 @@ class Profile:
         """What was asked for, or taken, in words."""
         if self.request.kind == "dump":
             return "the program"
-        return f"{self.steps} steps" if self.steps.startswith("the next") else f"steps {self.steps}"
+        if self.steps.startswith("the next"):
+            return "the next step" if self.request.steps == 1 else f"{self.steps} steps"
+        return f"steps {self.steps}" if "–" in self.steps else f"step {self.steps}"
 
     @property
     def outcome(self) -> str:
