@@ -1,6 +1,7 @@
 """From a claimed start to the loop: restore while the step compiles and the data open, catch up, hand over SIGTERM."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -83,6 +84,8 @@ class Training:
         if restored.step >= settings.target_step:
             return End(0, f"step {restored.step} is the initial state already, the target is {settings.target_step}")
         if restored.step != expected:  # a commit was set aside, or the initial state brought its counter along
+            with suppress(Exception):  # where it is not read from, what is wrong with it does not matter
+                data.result()[0].close()
             data = self._open_data(restored.step)
         loader, batches = data.result()
         self.watchdog.beat("compiling")
