@@ -17,7 +17,8 @@ import trainer.compilation
 def lower(*_):
     raise RuntimeError("RESOURCE_EXHAUSTED: a program too large")
 
-trainer.compilation.Compilation._lower = lower
+assert trainer.compilation.lower_train_step
+trainer.compilation.lower_train_step = lower
 from trainer.cli import main
 main(time.monotonic(), ["train"])
 """
