@@ -61,7 +61,10 @@ def profile_command(
         write_json("ProfileList", {"run_directory": rundir.uri, "items": [_body(one, rundir) for one in found]})
     elif not listing:
         where = f"{run} -n {namespace}" if namespace else run
-        click.echo(f"profile/{found[0].identifier} asked: {found[0].what}\nsee: untildone profile {where} --list")
+        click.echo(f"profile/{found[0].identifier} asked: {found[0].what}")
+        if _nobody_trains(rundir):
+            click.echo("no trainer runs now: the next start takes it")
+        click.echo(f"see: untildone profile {where} --list")
     else:
         rows = [(one.identifier, one.steps, one.status, one.outcome) for one in found]
         click.echo(
@@ -115,6 +118,16 @@ def _ask(rundir: "RunDirectory", at: int | None, steps: int, everybody: bool, hl
     identifier = profiles.new_identifier(now)
     rundir.request(identifier, request)
     return profiles.Profile(identifier, request)
+
+
+def _nobody_trains(rundir: "RunDirectory") -> bool:
+    """No start of the newest attempt has begun, or the last one has said why it ended: suspended, say, or preempted."""
+    found = rundir.head()
+    if found is None:
+        return True
+    attempt = found[0].attempt
+    last = rundir.last_start(attempt)
+    return last == 0 or rundir.read_exit(attempt, last) is not None
 
 
 def _body(one: "Profile", rundir: "RunDirectory") -> dict[str, Any]:

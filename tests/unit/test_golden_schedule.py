@@ -55,5 +55,7 @@ def test_the_peak_of_stages_2_and_3_is_part_1_at_2t_tokens() -> None:
 
 def test_the_compiled_rate_is_within_a_few_last_digits_at_every_step() -> None:
     schedule, steps = load("olmo3_7b_stage1").schedule, np.arange(1, 1_413_815)
-    on_device = np.asarray(jax.jit(lambda n: learning_rate(schedule, n))(jnp.asarray(steps, jnp.int32)))
+    as_in_training = {"xla_backend_optimization_level": 3}  # its cosine has more right digits than that of level 0
+    rate = jax.jit(lambda n: learning_rate(schedule, n), compiler_options=as_in_training)
+    on_device = np.asarray(rate(jnp.asarray(steps, jnp.int32)))
     assert np.abs(on_device / exact_rate(schedule, steps) - 1).max() < 3e-7

@@ -13,7 +13,7 @@ from orchestrator.explain import Explanation, render
 from orchestrator.looking import with_profiles
 from tests.support import bad_runs, runs
 from trainer.rundir.profiles import Profile, profile, profiles
-from trainer.rundir.records import MOST_PROFILED_STEPS, PROFILED_STEPS, Request, RequestDone
+from trainer.rundir.records import MOST_PROFILED_STEPS, PROFILED_STEPS, ExitRecord, Request, RequestDone
 from trainer.rundir.rundir import RunDirectory
 
 
@@ -55,6 +55,16 @@ def test_the_command_asks_and_shows(on_disk: RunDirectory, capsys: pytest.Captur
     )
     assert f"  Profile  {waiting.identifier} done: steps 40–42; in attempts/1/1/profiles/step-40" in text
     assert profile(on_disk, "nobody") is None
+
+
+def test_it_says_when_nobody_runs_who_could_take_it(on_disk: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that is suspended or waits in the queue: the request is kept, and nobody waits for it unawares."""
+    words = "no trainer runs now: the next start takes it"
+    assert words in run(capsys, on_disk.uri)[1]
+    runs.claim(on_disk)
+    assert words not in run(capsys, on_disk.uri)[1]
+    on_disk.put_exit(1, 1, ExitRecord(code=75, reason="preempted", step=3, time=0.0))
+    assert words in run(capsys, on_disk.uri)[1]
 
 
 def test_a_request_that_cannot_be_read_hides_no_other(
