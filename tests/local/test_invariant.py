@@ -33,9 +33,11 @@ def held_out(run: Run) -> dict[str, float]:
 @pytest.mark.timeout(900)
 def test_the_same_bits_on_any_devices(new_run: Callable[..., Run]) -> None:
     """State digests (parameters, moments, skip window), losses, norms and held-out losses of 200 steps."""
-    reference = new_run("reference", recipe=invariant_recipe())  # one device, one instance after the other
+    reference = new_run(
+        "reference", recipe=invariant_recipe(), optimised=True
+    )  # one device, one instance after the other
     reference.train("cpu-1", STEPS, seconds=400, **LAYOUT)
-    run = new_run(recipe=invariant_recipe())
+    run = new_run(recipe=invariant_recipe(), optimised=True)
     for target, device, processes, micro_batch in LAYOUTS:
         run.train(device, target, processes=processes, micro_batch=micro_batch, seconds=400, **LAYOUT)
     assert run.numbers() == reference.numbers()
@@ -49,7 +51,7 @@ def test_the_same_bits_on_any_devices(new_run: Callable[..., Run]) -> None:
 
 def test_the_fast_reduction_does_not_do_that(new_run: Callable[..., Run]) -> None:
     """So the test above can fail: a few steps on other devices are enough."""
-    runs = [new_run(device) for device in ("cpu-1", "cpu-2")]
+    runs = [new_run(device, optimised=True) for device in ("cpu-1", "cpu-2")]
     for run, device in zip(runs, ("cpu-1", "cpu-2"), strict=True):
         run.train(device, 8, commit_every=8)
     one, two = (run.lineage()[0].digest for run in runs)

@@ -55,7 +55,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(folder: Path, text: Path, cache: Path, program: tuple[str, ...]) -> Run:
-    run = Run.new(folder, text, cache, recipe())
+    run = Run.new(folder, text, cache, recipe(), optimised=True)
     spec = run.submit(
         "cpu-1", STEPS, commit_every=EVERY, evaluate_every=EVERY, held_out_same_text=True, progress_seconds=5
     )
