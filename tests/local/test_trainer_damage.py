@@ -1,5 +1,6 @@
 """A damaged checkpoint is never trained on: it is set aside, and its steps are done again, bit for bit."""
 
+import dataclasses
 import json
 import random
 import shutil
@@ -30,7 +31,7 @@ def expected(original: Run) -> Run:
 
 def copy_of(run: Run, folder: Path) -> Run:
     shutil.copytree(run.folder, folder)
-    return Run(folder, run.corpus, run.cache, run.recipe, run.attempt)
+    return dataclasses.replace(run, folder=folder, gangs=[])
 
 
 def committed_files(run: Run) -> list[str]:
