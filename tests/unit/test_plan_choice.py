@@ -176,7 +176,7 @@ def test_the_committed_table_is_read_back_as_it_was_written(tmp_path: Path) -> N
 def test_every_row_that_the_planner_takes_fits() -> None:
     for r in table.rows():
         assert r.fits == (r.peak_gib is not None and r.peak_gib <= r.limit_gib), r
-        batch, groups = load(r.recipe).global_batch, r.devices // r.sequence
+        batch, groups = load(r.recipe).global_batch, r.devices // (r.sequence * r.tensor)
         assert r.micro_batch * r.accumulation == rows_per_device(batch, groups)
 
 
