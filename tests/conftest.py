@@ -6,8 +6,8 @@ import signal
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Programs that run for milliseconds: compiling them was half of the tests' time, and code without LLVM's optimisations
-# computes the same. Trainers that tests start as processes have XLA's defaults.
+# Programs that run for milliseconds: compiling them was half of the tests' time. A test that counts last digits asks for
+# the optimisations of training. Trainers that run as processes do not inherit this: tests/support/gang.py says theirs.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
 
 # A shell starts its background jobs with SIGINT ignored, and so would be all that the tests start and then interrupt.

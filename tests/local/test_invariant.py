@@ -33,9 +33,8 @@ def held_out(run: Run) -> dict[str, float]:
 @pytest.mark.timeout(900)
 def test_the_same_bits_on_any_devices(new_run: Callable[..., Run]) -> None:
     """State digests (parameters, moments, skip window), losses, norms and held-out losses of 200 steps."""
-    reference = new_run(
-        "reference", recipe=invariant_recipe(), optimised=True
-    )  # one device, one instance after the other
+    # One device, one instance after the other.
+    reference = new_run("reference", recipe=invariant_recipe(), optimised=True)
     reference.train("cpu-1", STEPS, seconds=400, **LAYOUT)
     run = new_run(recipe=invariant_recipe(), optimised=True)
     for target, device, processes, micro_batch in LAYOUTS:
