@@ -72,7 +72,7 @@ def ours(asked: dict[str, Any]) -> Callable[[], Any]:
     from trainer.step import lower_train_step
 
     recipe, plan = Recipe.parse(asked["recipe"], "recipe"), Plan.parse(asked["plan"], "plan")
-    mesh = mesh_for(plan)
+    mesh = mesh_for(plan, recipe)
     return lambda: lower_train_step(recipe, plan, mesh).compile()
 
 

@@ -148,6 +148,10 @@ def join(coordinator: str, processes: int, rank: int, heartbeat_seconds: int, ti
     from jax._src import distributed
 
     jax.config.update("jax_enable_preemption_service", False)
+    if processes == 1:
+        # JAX takes gloo on the CPU as soon as there is a distributed client: TCP, thousands of context switches a step,
+        # for devices that share their memory. None is the backend's own; the environment variable cannot say it.
+        jax.config.update("jax_cpu_collectives_implementation", None)
     jax.distributed.initialize(
         coordinator_address=coordinator,
         num_processes=processes,

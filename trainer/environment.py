@@ -103,7 +103,7 @@ def prepare_jax(plan: Plan, compile_cache: str | None, family: str) -> None:
     the container. With JAX_PLATFORMS=cpu the devices that XLA_FLAGS asks for stand in for the chips.
     """
     stand_in = family != "cpu" and os.environ.get("JAX_PLATFORMS") == "cpu"
-    if (family == "cpu" or stand_in) and plan.processes > 1:  # one process has cheaper collectives of its own
+    if (family == "cpu" or stand_in) and plan.processes > 1:  # one process: see trainer.distributed.join
         os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
     if family == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"

@@ -122,7 +122,7 @@ def run(given: Given) -> dict[str, Any]:
 
         from trainer.sharding import make_mesh
 
-        mesh = make_mesh(plan)
+        mesh = make_mesh(plan, recipe)
         params = _params(subject, mesh)
         bars = _Bars(missing)
         evaluator = Evaluator(

@@ -4,7 +4,8 @@ Fully sharded data parallelism: every device holds a slice of each matrix (and o
 rows. A layer's weights are gathered when it runs, its gradients are summed and scattered back. Where devices share the
 sequences of their rows (trainer.sequence), that is another axis of the mesh; parameters are cut over both. Matrices have
 sides that are powers of two times little: where the number of devices is not one, what is odd of it is an axis of
-replicas, over which a parameter is cut only if it happens to divide.
+replicas, over which a parameter is cut only if it happens to divide. Slices are replicas always: between them is a network
+tens of times slower than a slice's own, which carries sums of gradients that are scattered already, and no weights.
 """
 
 import math
@@ -22,18 +23,19 @@ from trainer.errors import ConfigurationError
 from trainer.model import Weights
 from trainer.params import ParamSpec, param_specs
 from trainer.plan import Plan
-from trainer.recipe import Model
+from trainer.recipe import Model, Recipe
 from trainer.reduction import sum_to_shards
 from trainer.splash import attention_for
 from trainer.torus import Planes, planes
 
-AXIS = "fsdp"  # of the batch's rows, together with REPLICA
+AXIS = "fsdp"  # of the batch's rows, together with REPLICA and SLICE
 REPLICA = "replica"
+SLICE = "slice"
 Axes = str | tuple[str, ...]  # one or several of the mesh, the outermost first
 REFETCH_BYTES = 2**28  # layers whose gathered weights are together larger than this are gathered again in backward
 
 
-def make_mesh(plan: Plan) -> Mesh:
+def make_mesh(plan: Plan, recipe: Recipe) -> Mesh:
     """The mesh of this gang: its devices in the order of processes, so that each owns contiguous rows.
 
     Raises ConfigurationError when the devices present are not those of the plan.
@@ -46,16 +48,23 @@ def make_mesh(plan: Plan) -> Mesh:
         )
     if jax.process_count() != plan.processes:
         raise ConfigurationError(f"plan.processes is {plan.processes}, but {jax.process_count()} processes joined")
-    return mesh_of(devices, plan.sequence, plan.tensor)
+    return mesh_of(devices, plan.sequence, plan.tensor, slices_apart(plan, recipe))
 
 
-def mesh_of(devices: list[jax.Device], sharing: int = 1, parts: int = 1) -> Mesh:
-    """A mesh over these devices; each `sharing` neighbours share the sequences of their rows, or `sharing` groups of
-    `parts`, which divide the heads among them."""
+def slices_apart(plan: Plan, recipe: Recipe) -> int:
+    """How many slices are replicas of each other. 1 where devices of several share a sequence, or the order of sums is
+    given by the devices' numbers alone."""
+    within = plan.devices % (plan.slices * plan.together) == 0
+    return plan.slices if within and recipe.reduction == "fast" else 1
+
+
+def mesh_of(devices: list[jax.Device], sharing: int = 1, parts: int = 1, slices: int = 1) -> Mesh:
+    """A mesh over these devices, those of one slice after those of another; each `sharing` neighbours share the sequences
+    of their rows, or `sharing` groups of `parts`, which divide the heads among them."""
     ordered = np.array(sorted(devices, key=lambda d: (d.process_index, d.id)))
-    rows = len(devices) // sharing // parts
+    rows = len(devices) // slices // sharing // parts
     even = rows & -rows  # the power of two in it
-    shape = {REPLICA: rows // even, AXIS: even, sequence.AXIS: sharing, tensor.AXIS: parts}
+    shape = {SLICE: slices, REPLICA: rows // even, AXIS: even, sequence.AXIS: sharing, tensor.AXIS: parts}
     names = tuple(name for name, size in shape.items() if name == AXIS or size > 1)
     return Mesh(ordered.reshape([shape[name] for name in names]), names)
 
@@ -67,7 +76,7 @@ def all_axes(mesh: Mesh) -> Axes:
 
 def row_axes(mesh: Mesh) -> Axes:
     """The axes that the batch's rows are divided over."""
-    return _axes(tuple(name for name in mesh.axis_names if name in (REPLICA, AXIS)))
+    return _axes(tuple(name for name in mesh.axis_names if name in (SLICE, REPLICA, AXIS)))
 
 
 def _axes(names: tuple[str, ...]) -> Axes:
@@ -121,7 +130,8 @@ class Cut(NamedTuple):
 def cuts(model: Model, mesh: Mesh) -> dict[str, Cut | None]:
     """Of each parameter, over as many devices as its dimensions allow; None: every device has all of it."""
     names = mesh.axis_names
-    choices = [tuple(n for n in names if n not in without) for without in ((), (REPLICA,), (sequence.AXIS,))]
+    without = ((SLICE,), (SLICE, REPLICA), (SLICE, sequence.AXIS))
+    choices = [tuple(n for n in names if n not in left_out) for left_out in without]
     choices.append((AXIS,))
 
     def cut(spec: ParamSpec) -> Cut | None:

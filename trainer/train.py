@@ -137,7 +137,7 @@ class Process:
         from trainer.compilation import Compilation
         from trainer.sharding import make_mesh
 
-        mesh = make_mesh(plan)
+        mesh = make_mesh(plan, recipe)
         # From here on beside everything else; also while an attempt that HEAD does not name yet waits for its turn.
         compilation = Compilation(recipe, plan, mesh)
         claim, record = self._claim(rundir, gang)

@@ -34,7 +34,7 @@ def quota(lab: Lab, api: Api) -> Iterator[None]:
     install_crd(lab)
     install_queue(api, {"v5p-2x2x1": 4})
     yield
-    clean(api)
+    clean(lab)
 
 
 class Daemon:

@@ -30,11 +30,11 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(autouse=True)
-def queue(api: Api) -> Iterator[None]:
+def queue(lab: Lab, api: Api) -> Iterator[None]:
     """Eight tpu7x chips, whatever other tests made of the queue; and nothing of this test for the next."""
     install_queue(api, {"tpu7x-2x2x2": 8})
     yield
-    delete_all(api)
+    delete_all(lab)
 
 
 # The gang restarts in place for as long as the orchestrator lets it, but not after an exit code that says it is useless.

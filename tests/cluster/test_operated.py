@@ -40,11 +40,11 @@ def keeper(lab: Lab, api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(autouse=True)
-def quota(api: Api) -> Iterator[None]:
+def quota(lab: Lab, api: Api) -> Iterator[None]:
     """One slice of each generation; afterwards nothing of the test is left."""
     install_queue(api, QUOTA)
     yield
-    clean(api)
+    clean(lab)
 
 
 def test_apply_train_done(lab: Lab, keeper: OperatorProcess) -> None:

@@ -86,7 +86,7 @@ def queue(lab: Lab, api: Api) -> Iterator[None]:
     install_crd(lab)
     install_queue(api, {UPPER: 8, LOWER: 1})
     yield
-    clean(api)
+    clean(lab)
 
 
 @pytest.mark.timeout(900)

@@ -31,7 +31,7 @@ def keeper(lab: Lab, api: Api, tmp_path: Path) -> Iterator[OperatorProcess]:
     install_queue(api, {UPPER: 16, LOWER: 1})
     with operator(lab, tmp_path / "operator", ["default"]) as one:
         yield one
-        clean(api)
+        clean(lab)
     install_queue(api, {UPPER: 8, LOWER: 1})
 
 
@@ -77,9 +77,9 @@ def test_what_is_left_on_a_host_that_is_cut_off_can_never_commit_again(
     run.until_step(10)
     nodes = sorted({pod["spec"]["nodeName"] for pod in run.pods})
     old = trainers(lab, "cut-off-a1")
-    for node in nodes:
-        faults.command(lab.ports["nodes"], "partition", node=node)
     try:
+        for node in nodes:
+            faults.command(lab.ports["nodes"], "partition", node=node)
         wait("the nodes are not ready", lambda: not any(ready(api, node) for node in nodes))
         step = run.committed
         # Cut off from the API server alone, they train on, and are left to it.

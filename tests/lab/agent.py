@@ -81,11 +81,13 @@ class Agent:
 
     def release(self, pod: Object) -> None:
         """The pod is over: its address and name are free again."""
-        uid = pod["metadata"]["uid"]
-        self.runners.pop(uid, None)
         with self._lock:
-            if self._sandboxes.pop(uid, None) is not None:
+            if self._sandboxes.pop(pod["metadata"]["uid"], None) is not None:
                 self._write_hosts()
+
+    def forget(self, pod: Object) -> None:
+        """The pod's object is gone, or nothing is left to be done about it."""
+        self.runners.pop(pod["metadata"]["uid"], None)
 
     def find(self, name: str) -> PodRunner:
         """The running pod called `name` or `namespace/name`. ValueError when there is none."""

@@ -103,6 +103,16 @@ def end_warnings(agent: "Agent", node: str) -> None:
     )
 
 
+def repair(agent: "Agent") -> None:
+    """The end of all that was done to hosts and pods, but for taints and labels."""
+    for node in agent.nodes.values():
+        for switch in (node.beats, node.reachable, node.accepts):
+            switch.set()
+    for runner in list(agent.runners.values()):
+        runner.hang = None
+        runner.wake()
+
+
 COMMANDS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
@@ -119,13 +129,14 @@ COMMANDS: dict[str, Callable[..., Any]] = {
         warn_of_termination,
         begin_maintenance,
         end_warnings,
+        repair,
     )
 }
 
 
 def command(port: int, name: str, **arguments: str | int) -> Any:
     """Have the agent on this port carry out a command; its result. ValueError with what was wrong with it."""
-    response = urllib3.request("POST", f"http://127.0.0.1:{port}/{name}", body=json.dumps(arguments), timeout=10.0)
+    response = urllib3.request("POST", f"http://127.0.0.1:{port}/{name}", body=json.dumps(arguments), timeout=60.0)
     content: Object = response.json()
     if response.status != 200:
         raise ValueError(f"{name}: {content['error']}")

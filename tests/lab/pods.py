@@ -23,6 +23,7 @@ from tests.lab.nodes import Node, now
 RETRY_SECONDS = 0.5
 RESTART_SECONDS = 1.0  # of a container that is to be restarted; doubled each time
 RESTART_MAX_SECONDS = 10.0
+CONFIRM_SECONDS = 2.0  # until it is said again that a deleted pod has ended
 
 log = logging.getLogger("pods")
 
@@ -34,6 +35,7 @@ class Host(Protocol):
 
     def sandbox(self, pod: Object) -> Sandbox: ...
     def release(self, pod: Object) -> None: ...
+    def forget(self, pod: Object) -> None: ...
 
 
 @dataclass
@@ -125,6 +127,7 @@ class PodRunner(threading.Thread):
             if self._sandbox is not None:
                 self._sandbox.remove_volumes()
             self._host.release(self.pod)
+            self._host.forget(self.pod)
 
     def _live(self) -> None:
         while not (self.node.accepts.is_set() and self.node.reachable.is_set()):
@@ -250,9 +253,12 @@ class PodRunner(threading.Thread):
             self._phase = self._final_phase()
         while self.hang is not None and not self._gone:
             self._events.get()
-        if not self._gone:
+        self._host.release(self.pod)  # its successor of the same name may start before its object is gone
+        while not self._gone:
             self._report()
             self._until_answered(lambda: self._host.api.delete(self.path, uid=self.pod["metadata"]["uid"], grace=0))
+            with contextlib.suppress(queue.Empty):  # finalizers, such as a Job's, are somebody else's to remove
+                self._events.get(timeout=CONFIRM_SECONDS)
 
     @property
     def running(self) -> bool:
@@ -296,6 +302,14 @@ class PodRunner(threading.Thread):
         change = {"metadata": {"uid": self.pod["metadata"]["uid"]}, "status": status}
         self._until_answered(lambda: self._host.api.patch(f"{self.path}/status", change, STRATEGIC))
 
+    def _there(self) -> bool:
+        """False when the pod is known to be gone, also if another has its name; a conflict may be with another writer."""
+        try:
+            found = self._host.api.find(self.path)
+        except (ApiError, urllib3.exceptions.HTTPError):
+            return True
+        return found is not None and found["metadata"]["uid"] == self.pod["metadata"]["uid"]
+
     def _until_answered(self, call: object) -> None:
         """Try until the API server has answered; it may be away, or this node cut off."""
         assert callable(call)
@@ -305,9 +319,9 @@ class PodRunner(threading.Thread):
                     call()
                     return
                 except ApiError as error:
-                    if error.status in (404, 409, 422):  # gone, or another pod of that name
-                        return
                     log.warning("%s: %s", self.key, error)
+                    if error.status in (404, 422) or (error.status == 409 and not self._there()):
+                        return  # gone, refused for good, or another pod of that name
                 except urllib3.exceptions.HTTPError as error:
                     log.warning("%s: %s", self.key, error)
                 time.sleep(RETRY_SECONDS)

@@ -25,6 +25,8 @@ def test_resize_keeps_every_batch_and_every_restored_bit(new_run: Callable[..., 
     run = new_run("run")
     for device, target in (("cpu-8", 8), ("cpu-2", 16), ("cpu-8", 24)):
         run.train(device, target)
+    talked = ["[Gloo]" in gang.logs() for gang in run.gangs]
+    assert talked == [True, False, True], "devices of one process share their memory and need no TCP"
     for found, wanted in zip(run.lines(), reference.lines(), strict=True):
         assert (found.step, found.ids, found.data, found.lr) == (wanted.step, wanted.ids, wanted.data, wanted.lr)
         assert found.loss == pytest.approx(wanted.loss, rel=2e-5)

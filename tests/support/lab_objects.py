@@ -1,11 +1,14 @@
 """What the tests on the lab share: objects to create, and ways to look at what became of them."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.lab import faults
 from tests.lab.api import Api, Object
+from tests.lab.lab import Lab
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
@@ -117,11 +120,26 @@ def phase(api: Api, name: str) -> str:
     return api.get(f"{PODS}/{name}")["status"]["phase"]
 
 
-def delete_all(api: Api) -> None:
-    """Nothing of a test is left, however it ended: no JobSet and no pod in the namespace default."""
+def delete_all(lab: Lab) -> None:
+    """Nothing of a test is left, however it ended: no fault, no JobSet and no pod in the namespace default.
+
+    Pods that do not go fail this test alone: they are told with what is known of them, and taken away by force.
+    """
+    api = lab.api
+    faults.command(lab.ports["nodes"], "repair")
     for owner in api.items(JOBSETS):
         api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
     for pod in api.items(PODS):
         if not pod["metadata"].get("ownerReferences"):
             api.delete(f"{PODS}/{pod['metadata']['name']}")
-    wait("no pods are left", lambda: not api.items(PODS), 90)
+    deadline = time.monotonic() + 90
+    while left := api.items(PODS):
+        if time.monotonic() > deadline:
+            for pod in left:
+                path = f"{PODS}/{pod['metadata']['name']}"
+                api.patch(path, {"metadata": {"finalizers": None}})
+                api.delete(path, grace=0)
+            raise AssertionError(
+                "pods that did not go within 90 s:\n" + "\n".join([*map(json.dumps, left), lab.log("nodes")])
+            )
+        time.sleep(0.1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from tests.lab.api import Api, Object
+from tests.lab.api import Object
 from tests.lab.lab import Lab
 from tests.support.gang import ROOT, small_recipe
 from tests.support.lab_objects import delete_all, jobset, wait
@@ -260,12 +260,12 @@ class AppliedRun:
         return "-n", self.namespace
 
 
-def clean(api: Api) -> None:
+def clean(lab: Lab) -> None:
     """Nothing of a test is left: no TrainingRun, no JobSet, no pod."""
     runs = KIND.format("default")
-    for run in api.items(runs):
-        api.delete(f"{runs}/{run['metadata']['name']}")
-    delete_all(api)
+    for run in lab.api.items(runs):
+        lab.api.delete(f"{runs}/{run['metadata']['name']}")
+    delete_all(lab)
 
 
 def rival(name: str, priority: str, folder: Path, device: str = "v5p-2x2x2") -> Object:

@@ -238,7 +238,7 @@ def test_weights_of_hugging_face_have_the_loss_that_transformers_gives_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.environment.prepare_jax", lambda *arguments: None)  # the tests' own devices
-    monkeypatch.setattr("trainer.sharding.make_mesh", lambda plan: mesh_of(jax.devices()[:2]))
+    monkeypatch.setattr("trainer.sharding.make_mesh", lambda plan, recipe: mesh_of(jax.devices()[:2]))
     golden = reference("mha")
     tokens = [[t if t != 1 else 2 for t in row] for row in golden["tokens"].tolist()]
     assert tokens == golden["tokens"].tolist()  # none is the eos_id, or the golden logits were of other tokens

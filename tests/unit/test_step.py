@@ -188,5 +188,5 @@ def test_the_first_dimension_that_divides_is_sharded() -> None:
 
 def test_a_mesh_that_is_not_the_plan_s_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"plan.devices is 4 .* 8 cpu devices"):
-        make_mesh(cpu_plan(RECIPE, 4))
-    assert make_mesh(cpu_plan(RECIPE, 8)).size == 8
+        make_mesh(cpu_plan(RECIPE, 4), RECIPE)
+    assert make_mesh(cpu_plan(RECIPE, 8), RECIPE).size == 8

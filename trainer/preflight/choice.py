@@ -12,7 +12,7 @@ from trainer.errors import ConfigurationError
 from trainer.hardware import DeviceType, device_types
 from trainer.plan import Plan, rows_per_device
 from trainer.preflight import table
-from trainer.preflight.dividing import divides, factors
+from trainer.preflight.dividing import divides, factors, step_seconds
 from trainer.preflight.memory import MemoryModel, shape_of
 from trainer.preflight.plans import plan_of
 from trainer.preflight.policies import POLICIES, Policy
@@ -42,22 +42,21 @@ class Choice:
 
 
 def candidates(recipe: Recipe, kind: DeviceType, slices: int, model: MemoryModel | None = None) -> Iterator[Candidate]:
-    """Plans, best first: sequences on as few devices as possible (or as loses least: dividing.factors), nothing computed
-    twice before anything is, then the fewest passes.
+    """Plans, best first: by the time of a step (dividing.step_seconds), then the fewest passes.
 
     Devices that share a sequence exchange its keys and values in every layer, as many bytes for each whatever their
-    number; a micro-batch less costs one more gather of the weights, which runs beside the products; recomputing costs
-    FLOPs. With `reduction: invariant` a larger micro-batch than one would need whole gradients (trainer.step).
+    number; recomputing costs FLOPs; a micro-batch less costs one more gather of the weights, which runs beside the
+    products. With `reduction: invariant` a larger micro-batch than one would need whole gradients (trainer.step).
     """
     model = table.memory_model() if model is None else model
-    for sequence in factors(recipe, kind, slices):
+    ways = product(factors(recipe, kind, slices), POLICIES)
+    for sequence, policy in sorted(ways, key=lambda w: step_seconds(recipe, kind, slices, w[0], w[1].recomputed)):
         per_device = rows_per_device(recipe.global_batch, kind.devices * slices // sequence)
         shape = replace(shape_of(recipe), sequence_length=recipe.sequence_length // sequence)
-        largest = 1 if recipe.reduction == "invariant" else per_device
-        for policy, micro_batch in product(sorted(POLICIES, key=lambda p: p.recomputed), range(largest, 0, -1)):
+        for micro_batch in range(1 if recipe.reduction == "invariant" else per_device, 0, -1):
             if per_device % micro_batch == 0:
                 plan = plan_of(recipe, kind, slices, micro_batch, policy.name, sequence)
-                predicted = model.predict(shape, plan.devices, micro_batch, plan.accumulation, policy)
+                predicted = model.predict(shape, kind.devices, micro_batch, plan.accumulation, policy)
                 yield Candidate(plan, policy, predicted, model.margin(predicted, policy))
 
 

@@ -34,10 +34,11 @@ def divides(recipe: Recipe, kind: DeviceType, slices: int) -> bool:
     return any(_is_exact(recipe, kind, slices, n) for n in _possible(recipe, kind, slices))
 
 
-def step_seconds(recipe: Recipe, kind: DeviceType, slices: int, sequence: int) -> float:
-    """Of a step, relative to the other numbers for the same slices alone: seconds at the peak, on a TPU."""
+def step_seconds(recipe: Recipe, kind: DeviceType, slices: int, sequence: int, recomputed: float = 0.0) -> float:
+    """Of a step, relative to the other numbers for the same slices alone: seconds at the peak, on a TPU. `recomputed` is
+    the share of the forward pass, a third of the products, that the backward pass does again."""
     rows = rows_per_device(recipe.global_batch, kind.devices * slices // sequence)
-    instance = model_flops(recipe) / recipe.global_batch / (kind.peak_flops_per_device or 1.0)
+    instance = model_flops(recipe) / recipe.global_batch / (kind.peak_flops_per_device or 1.0) * (1 + recomputed / 3)
     if sequence == 1:
         return rows * instance
     if kind.link_bytes_per_second is None:

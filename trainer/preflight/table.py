@@ -169,7 +169,9 @@ def fitted(known: Sequence[Row]) -> MemoryModel:
     """The memory model of these rows. Those of policies that exist no more teach nothing, nor those of divided heads."""
     by_name = {p.name: p for p in POLICIES}
     return fit(
-        point(row.tokens, row.devices, row.micro_batch, row.accumulation, by_name[row.remat], row.peak_gib)
+        point(
+            row.tokens, row.devices // row.slices, row.micro_batch, row.accumulation, by_name[row.remat], row.peak_gib
+        )
         for row in known
         if row.peak_gib is not None and row.remat in by_name and row.tensor == 1
     )

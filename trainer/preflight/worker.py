@@ -42,7 +42,7 @@ def compile_step(recipe: Any, plan: Any, compiler_options: dict[str, str], text:
     from trainer.step import lower_train_step
 
     began = time.monotonic()
-    mesh = mesh_for(plan)
+    mesh = mesh_for(plan, recipe)
     lowered = lower_train_step(recipe, plan, mesh)
     outcome: dict[str, Any] = {"error": None, "lower_seconds": time.monotonic() - began, "memory": {}}
     began = time.monotonic()
@@ -61,17 +61,17 @@ def memory(compiled: Any) -> dict[str, int]:
     return {name.removesuffix("_in_bytes"): getattr(stats, name) for name in dir(stats) if name.endswith("_in_bytes")}
 
 
-def mesh_for(plan: Any) -> Any:
+def mesh_for(plan: Any, recipe: Any) -> Any:
     """The mesh of the plan over the devices of its slices, of which none need be here."""
     from jax.experimental import topologies
 
     from trainer.hardware import device_type
-    from trainer.sharding import mesh_of
+    from trainer.sharding import mesh_of, slices_apart
 
     kind = device_type(plan.device_type)
     several = {"num_slices": plan.slices} if plan.slices > 1 else {}
     topology = topologies.get_topology_desc(f"{kind.family}:{kind.topology}", "tpu", **several)
-    return mesh_of(topology.devices, plan.sequence, plan.tensor)
+    return mesh_of(topology.devices, plan.sequence, plan.tensor, slices_apart(plan, recipe))
 
 
 def whole_text(compiled: Any) -> str:
