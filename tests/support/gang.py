@@ -57,6 +57,12 @@ def small_recipe(**changes: Any) -> Recipe:
     return recipe.model_copy(update=changes)
 
 
+def one_layer_recipe(**changes: Any) -> Recipe:
+    """The small recipe for tests of what is around a trainer: a step exchanges half as much, which is most of its cost."""
+    model = MODEL.model_copy(update={"n_layers": 1, "window_pattern": (-1,)})
+    return small_recipe(model=model, **changes)
+
+
 def write_corpus(folder: Path) -> Path:
     """A corpus with some structure to learn: runs of nearby tokens."""
     folder.mkdir(parents=True, exist_ok=True)

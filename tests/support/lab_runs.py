@@ -28,7 +28,7 @@ from orchestrator.planning import make_plan
 from tests.lab.api import Api, Object
 from tests.lab.containers import SHARED
 from tests.lab.lab import Lab
-from tests.support.gang import ROOT, small_recipe, write_corpus
+from tests.support.gang import ROOT, one_layer_recipe, write_corpus
 from tests.support.gcs_server import create_bucket
 from trainer.freezing import freeze
 from trainer.recipe import Recipe
@@ -85,7 +85,7 @@ class LabRun:
         """Upload the corpus where it is missing and fix the recipe. `place`: namespace, queue."""
         root = upload_corpus(lab)
         with bucket_of(lab):
-            run = cls(lab, name, freeze(recipe or small_recipe(), root), **place)
+            run = cls(lab, name, freeze(recipe or one_layer_recipe(), root), **place)
             delete_objects(lab, run.uri)  # what another test left, or this one in a lab that is used again
             run.rundir(create=True).create_recipe(run.recipe)
         return run

@@ -20,14 +20,14 @@ import yaml
 
 from tests.lab.api import Object
 from tests.lab.lab import Lab
-from tests.support.gang import ROOT, small_recipe
+from tests.support.gang import ROOT, one_layer_recipe
 from tests.support.lab_objects import delete_all, jobset, wait
 from tests.support.lab_runs import BUCKET, COMPILED, LabRun, delete_objects, upload_corpus
 from trainer.hardware import device_type
 
 CRD = ROOT / "manifests" / "crd" / "untildone.dev_trainingruns.yaml"
 KIND = "/apis/untildone.dev/v1alpha1/namespaces/{}/trainingruns"
-BASE = small_recipe()
+BASE = one_layer_recipe()
 
 
 def kubectl(lab: Lab, *arguments: str, stdin: str = "", check: bool = True) -> str:
@@ -282,7 +282,7 @@ def rival(name: str, priority: str, folder: Path, device: str = "v5p-2x2x2") -> 
 
 def run_document(lab: Lab, name: str, target: int, namespace: str = "default", **spec: Any) -> Object:
     """The TrainingRun of `AppliedRun.apply`. The corpus is put into the lab's bucket."""
-    recipe = small_recipe()
+    recipe = one_layer_recipe()
     config_map = f"recipe-{name}"
     body = recipe.model_dump(mode="json")
     content = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": config_map, "namespace": namespace}}
