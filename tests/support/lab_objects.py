@@ -13,6 +13,7 @@ from tests.lab.lab import Lab
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
 PODS = "/api/v1/namespaces/default/pods"
+COLLECTED_SECONDS = 15.0  # within which pods usually follow their JobSet
 TPU = {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}
 
 # Says where it runs and whom it sees, then works until it is told to end.
@@ -123,23 +124,29 @@ def phase(api: Api, name: str) -> str:
 def delete_all(lab: Lab) -> None:
     """Nothing of a test is left, however it ended: no fault, no JobSet and no pod in the namespace default.
 
-    Pods that do not go fail this test alone: they are told with what is known of them, and taken away by force.
+    Pods are deleted with their JobSets, and once more by themselves: when the API server has been away, Kubernetes'
+    garbage collector may not see for minutes, or ever, that they have no owner. Those that do not go fail this test
+    alone: they are told with what is known of them, and taken away by force.
     """
     api = lab.api
     faults.command(lab.ports["nodes"], "repair")
     for owner in api.items(JOBSETS):
         api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
+    deadline, next_try = time.monotonic() + 90, time.monotonic() + COLLECTED_SECONDS
     for pod in api.items(PODS):
         if not pod["metadata"].get("ownerReferences"):
             api.delete(f"{PODS}/{pod['metadata']['name']}")
-    deadline = time.monotonic() + 90
     while left := api.items(PODS):
+        paths = [f"{PODS}/{pod['metadata']['name']}" for pod in left]
         if time.monotonic() > deadline:
-            for pod in left:
-                path = f"{PODS}/{pod['metadata']['name']}"
+            for path in paths:
                 api.patch(path, {"metadata": {"finalizers": None}})
                 api.delete(path, grace=0)
             raise AssertionError(
                 "pods that did not go within 90 s:\n" + "\n".join([*map(json.dumps, left), lab.log("nodes")])
             )
+        if time.monotonic() > next_try:
+            next_try += COLLECTED_SECONDS
+            for path in paths:
+                api.delete(path)
         time.sleep(0.1)
