@@ -72,7 +72,7 @@ def trained(shape: Plan) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["two, accumulating", "three of two", "sharing sequences", "dividing heads"])
+@pytest.mark.parametrize("name", ["three of two", "sharing sequences"])
 def test_slices_train_as_one_device_does(name: str) -> None:
     (evaluated, metrics, mu), (wanted, wanted_metrics, wanted_mu) = trained(SEVERAL[name]), trained(ALONE)
     assert_same_training(metrics, wanted_metrics, mu, wanted_mu)
