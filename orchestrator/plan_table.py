@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.planning import Rung
 from trainer.hardware import device_type
-from trainer.plan import Plan, filling
+from trainer.plan import Plan, filling, replicas
 from trainer.preflight.choice import choose, exact_near
 from trainer.preflight.table import Row
 from trainer.recipe import Recipe
@@ -84,7 +84,7 @@ def _row(rung: Rung, recipe: Recipe, steps: int, given: Row | None) -> PlanRow:
         chips=chips,
         devices=plan.devices,
         processes=plan.processes,
-        mesh=mesh(plan),
+        mesh=mesh(plan, recipe),
         micro_batch=plan.micro_batch,
         accumulation=plan.accumulation,
         data_parallel=plan.data_parallel,
@@ -117,10 +117,11 @@ def _warning(plan: Plan, recipe: Recipe) -> str | None:
     return f"{lost}; of {kind.family}, these divide it: {near}" if near else lost
 
 
-def mesh(plan: Plan) -> str:
-    """The axes of the plan's mesh: "fsdp=128", "fsdp=512 sequence=2"."""
-    more = {"sequence": plan.sequence, "tensor": plan.tensor}
-    return f"fsdp={plan.data_parallel}" + "".join(f" {name}={size}" for name, size in more.items() if size > 1)
+def mesh(plan: Plan, recipe: Recipe) -> str:
+    """The axes of the plan's mesh: "fsdp=128", "fsdp=512 sequence=2", "slice=2 fsdp=128"."""
+    apart = replicas(plan.devices, plan.slices, plan.together, recipe.reduction == "invariant")
+    sizes = {"slice": apart, "fsdp": plan.data_parallel // apart, "sequence": plan.sequence, "tensor": plan.tensor}
+    return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1 or name == "fsdp")
 
 
 def _against(row: PlanRow, best: float | None) -> PlanRow:

@@ -33,7 +33,8 @@ class Checkpoints:
         self._ocp = ocp
         # It warns at every call where there are no Google credentials, as on a server of the API that needs none.
         logging.getLogger("gcsfs").setLevel(logging.ERROR)
-        # Only scalars and norms are replicated: cutting them among replicas saves nothing and compiles a program each.
+        # Within a slice only scalars and norms are replicated: cutting them among replicas saves nothing and compiles a
+        # program each. Of several slices the first writes.
         arrays = ocp.type_handlers.create_type_handler_registry((jax.Array, ArrayHandler(use_replica_parallel=False)))
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.PyTreeCheckpointHandler(type_handler_registry=arrays),

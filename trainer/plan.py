@@ -52,6 +52,8 @@ class Plan(Frozen):
             raise ValueError(
                 f"data_parallel {self.data_parallel} × sequence {self.sequence}{tensor} must equal devices {self.devices}"
             )
+        if self.devices % self.slices:
+            raise ValueError(f"devices {self.devices} is not a multiple of slices {self.slices}")
         if not is_whole(self.together, self.devices_per_process):
             tensor = f" × tensor {self.tensor}" if self.tensor > 1 else ""
             raise ValueError(
@@ -92,6 +94,13 @@ class Plan(Frozen):
     @property
     def devices_per_process(self) -> int:
         return self.devices // self.processes
+
+
+def replicas(devices: int, slices: int, together: int, invariant: bool) -> int:
+    """How many slices hold all of the state each (trainer.sharding). 1 where it is cut over all devices: where some of
+    several slices work `together`, or `reduction: invariant` lets the devices' numbers alone decide on the order of sums.
+    """
+    return 1 if invariant or devices % (slices * together) else slices
 
 
 def is_whole(sequence: int, devices_per_process: int) -> bool:

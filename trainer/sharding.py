@@ -22,7 +22,7 @@ from trainer import sequence, tensor
 from trainer.errors import ConfigurationError
 from trainer.model import Weights
 from trainer.params import ParamSpec, param_specs
-from trainer.plan import Plan
+from trainer.plan import Plan, replicas
 from trainer.recipe import Model, Recipe
 from trainer.reduction import sum_to_shards
 from trainer.splash import attention_for
@@ -52,10 +52,8 @@ def make_mesh(plan: Plan, recipe: Recipe) -> Mesh:
 
 
 def slices_apart(plan: Plan, recipe: Recipe) -> int:
-    """How many slices are replicas of each other. 1 where devices of several share a sequence, or the order of sums is
-    given by the devices' numbers alone."""
-    within = plan.devices % (plan.slices * plan.together) == 0
-    return plan.slices if within and recipe.reduction == "fast" else 1
+    """How many slices are replicas of each other."""
+    return replicas(plan.devices, plan.slices, plan.together, recipe.reduction == "invariant")
 
 
 def mesh_of(devices: list[jax.Device], sharing: int = 1, parts: int = 1, slices: int = 1) -> Mesh:
@@ -209,13 +207,15 @@ def sharded_weights(
     compute_dtype: str,
     reduction: Literal["fast", "invariant"] = "fast",
     whole_sequences: bool = False,
+    alike: bool = True,
 ) -> Weights:
     """`Weights` for use inside a shard_map over the mesh: gathers parameters, sums and scatters their gradients.
 
     The gradient of a replicated parameter is left as this device's part; whoever asked sums it (see `step`), so that
     all the small ones travel in one message. `reduction` as in the recipe: who decides on the order of the sums.
     `whole_sequences`: each device computes its own, although the mesh has axes along which they could be shared; for
-    forward passes alone.
+    forward passes alone. `alike`: gradients are summed over replicas too; else whoever asked does (`sum_alike`), once for
+    several passes.
     """
     dtype = jnp.dtype(compute_dtype)
     parts = 1 if whole_sequences else heads_divided(mesh)
@@ -250,11 +250,20 @@ def sharded_weights(
             gradient = torus.psum_scatter(gradient, dim)
         else:
             gradient = jax.lax.psum_scatter(gradient, cut.axes, scatter_dimension=dim, tiled=True)
-        return jax.lax.psum(gradient, cut.others) if cut.others else gradient
+        return jax.lax.psum(gradient, cut.others) if cut.others and alike else gradient
 
     layers = [math.prod(spec.shape) for spec in param_specs(model).values() if spec.axes[0] == "layer"]
     weights = Weights(dtype, fetch, reduce, attend, parts, refetch=sum(layers) * dtype.itemsize > REFETCH_BYTES)
     return isolated(weights) if invariant else weights
+
+
+def sum_alike(model: Model, mesh: Mesh, gradients: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Gradients of parameters that are cut, summed over the axes along which devices have the same part of them."""
+    found = cuts(model, mesh)
+    return {
+        name: jax.lax.psum(g, cut.others) if (cut := found[name]) is not None and cut.others else g
+        for name, g in gradients.items()
+    }
 
 
 def _planes(mesh: Mesh, axes: Axes) -> Planes | None:

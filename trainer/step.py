@@ -37,6 +37,7 @@ from trainer.sharding import (
     row_axes,
     sharded_dims,
     sharded_weights,
+    sum_alike,
 )
 
 Batch = dict[str, jax.Array]
@@ -206,13 +207,18 @@ def _gradient(recipe: Recipe, plan: Plan, weights: Weights) -> Gradients:
 
 
 def _fast(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]:
-    """Of the global batch, from this device's rows [accumulation, rows, S]; the order of the sums is left to XLA."""
-    one, axes = _gradient(recipe, plan, sharded_weights(recipe.model, mesh, recipe.compute_dtype)), all_axes(mesh)
+    """Of the global batch, from this device's rows [accumulation, rows, S]; the order of the sums is left to XLA.
+
+    Replicas are summed over once a step: in the backward pass beside the work, or after the last of several passes.
+    """
+    once = plan.accumulation == 1
+    weights = sharded_weights(recipe.model, mesh, recipe.compute_dtype, alike=once)
+    one, axes = _gradient(recipe, plan, weights), all_axes(mesh)
     found = cuts(recipe.model, mesh)
     replicated_names = [name for name, cut in found.items() if cut is None]
 
     def gradients(params: Params, instances: Instances, scale: Scale) -> tuple[jax.Array, Params]:
-        if plan.accumulation == 1:
+        if once:
             loss, grads = one(params, jax.tree.map(lambda x: x[0], instances), scale)
         else:
             zero = (jnp.zeros((), jnp.float32), jax.tree.map(jnp.zeros_like, params))
@@ -221,6 +227,8 @@ def _fast(recipe: Recipe, plan: Plan, mesh: Mesh) -> tuple[Gradients, Norm]:
             )
         if mesh.size == 1:
             return loss, grads
+        if not once:
+            grads = sum_alike(recipe.model, mesh, grads)
         return _sum_small(loss, grads, replicated_names, lambda flat: jax.lax.psum(flat, axes))
 
     def norm(grads: Params) -> jax.Array:

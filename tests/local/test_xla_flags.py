@@ -48,12 +48,29 @@ print(compiled.as_text())
 """
 
 
+SLICES = """
+from jax.experimental import topologies
+from trainer.sharding import mesh_of
+
+devices = topologies.get_topology_desc("tpu7x:2x2x2", "tpu", num_slices=2).devices
+print([sorted({d.slice_index for d in part.flat}) for part in mesh_of(devices, slices=2).devices])
+"""
+
+
+def output(program: str, *arguments: str) -> str:
+    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_replicas_of_a_mesh_are_the_slices() -> None:
+    assert output(SLICES) == "[[0], [1]]\n"
+
+
 @pytest.mark.parametrize("slice_", ["tpu7x:4x4x4", "v5p:4x4x4"])
 def test_gathers_and_scatters_run_beside_the_tensorcore(slice_: str) -> None:
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", PROGRAM, slice_], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = collectives(Executions(parse(done.stdout)), {})
+    found = collectives(Executions(parse(output(PROGRAM, slice_))), {})
     assert {c.kind for c in found} == {"all-gather", "reduce-scatter"}
     assert sum(c.bytes for c in found if c.kind == "all-gather") == 2 * 2048 * 2048 * (1 + 1 / 4)
     assert all(c.asynchronous for c in found)

@@ -1,5 +1,6 @@
 """What the tests on the lab share: objects to create, and ways to look at what became of them."""
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import faults
-from tests.lab.api import Api, Object
+from tests.lab.api import Api, ApiError, Object
 from tests.lab.lab import Lab
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
@@ -129,9 +130,9 @@ def delete_all(lab: Lab) -> None:
     alone: they are told with what is known of them, and taken away by force.
     """
     api = lab.api
-    faults.command(lab.ports["nodes"], "repair")
     for owner in api.items(JOBSETS):
         api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
+    faults.command(lab.ports["nodes"], "repair")
     deadline, next_try = time.monotonic() + 90, time.monotonic() + COLLECTED_SECONDS
     for pod in api.items(PODS):
         if not pod["metadata"].get("ownerReferences"):
@@ -140,8 +141,9 @@ def delete_all(lab: Lab) -> None:
         paths = [f"{PODS}/{pod['metadata']['name']}" for pod in left]
         if time.monotonic() > deadline:
             for path in paths:
-                api.patch(path, {"metadata": {"finalizers": None}})
-                api.delete(path, grace=0)
+                with contextlib.suppress(ApiError):  # it went just now
+                    api.patch(path, {"metadata": {"finalizers": None}})
+                    api.delete(path, grace=0)
             raise AssertionError(
                 "pods that did not go within 90 s:\n" + "\n".join([*map(json.dumps, left), lab.log("nodes")])
             )

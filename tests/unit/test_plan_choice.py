@@ -13,7 +13,7 @@ from trainer.hardware import device_type
 from trainer.plan import Plan, rows_per_device
 from trainer.preflight import document, table
 from trainer.preflight.choice import candidates, choose
-from trainer.preflight.dividing import step_seconds
+from trainer.preflight.dividing import factors, step_seconds
 from trainer.preflight.memory import GIB, MemoryModel, base, fit, point, shape_of, unit
 from trainer.preflight.policies import POLICIES
 from trainer.preflight.table import Row, cost_key
@@ -66,6 +66,24 @@ def test_recomputing_comes_after_more_passes_and_after_sharing_where_that_costs_
     # All of a forward pass again is a third more work, keys and values from three others a seventh more time.
     ways = [(c.plan.sequence, c.policy.name) for c in candidates(load("olmo3_7b_stage3"), device_type("v5p-4x4x4"), 1)]
     assert ways.index((4, "none")) < ways.index((1, "mlp")) < ways.index((1, "full"))
+
+
+def test_the_state_is_divided_over_the_devices_that_hold_it_once() -> None:
+    """A slice's, where slices are replicas; all, where the order of sums is invariant. In predictions and in what is learnt."""
+    kind = device_type("tpu7x-2x2x1")
+    for reduction, share in (("fast", kind.devices), ("invariant", 4 * kind.devices)):
+        recipe = SEVEN_B.model_copy(update={"reduction": reduction})
+        for candidate in candidates(recipe, kind, 4, MemoryModel(0.0, {p.name: 0.0 for p in POLICIES}, 0.0)):
+            assert candidate.predicted_gib == base(shape_of(recipe), share, candidate.plan.accumulation)
+    known = row(1, NONE.name, 70.0, "tpu7x-4x4x4", slices=2)
+    assert known.sharing_state == 128
+    assert replace(known, shape={**known.shape, "invariant": True}).sharing_state == 256
+
+
+def test_a_sequence_stays_within_a_slice() -> None:
+    recipe = SEVEN_B.model_copy(update={"global_batch": 8})
+    found = factors(recipe, device_type("v5p-2x2x1"), 6)
+    assert found and all(4 % n == 0 for n in found)
 
 
 def test_the_best_that_is_known_to_fit_is_taken() -> None:

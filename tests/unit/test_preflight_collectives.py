@@ -60,3 +60,28 @@ def test_a_sum_that_someone_keeps_whole_is_an_all_reduce() -> None:
         "ROOT %dynamic-slice.633 =", "%kept = f32[11136,4096] negate(%all-reduce.178)\n  ROOT %dynamic-slice.633 ="
     )
     assert sorted(c.kind for c in found(kept)) == ["all-reduce", "reduce-scatter"]
+
+
+# Two slices of tpu7x-2x2x1: what each slice has summed and scattered, given to the host to be summed between slices.
+BETWEEN = """HloModule between, is_scheduled=true
+
+ENTRY %main (g: f32[256,1024]) -> f32[256,8,128] {
+  %g = f32[256,1024]{1,0:T(8,128)} parameter(0)
+  %bitcast = f32[256,8,128]{2,1,0:T(8,128)} bitcast(%g)
+  %after-all = token[] after-all()
+  %send = (f32[256,8,128]{2,1,0:T(8,128)}, u32[]{:S(2)}, token[]) send(%bitcast, %after-all), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="psum.7_0",_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:7}"}
+  %recv = (f32[256,8,128]{2,1,0:T(8,128)}, u32[]{:S(2)}, token[]) recv(%after-all), channel_id=1, is_host_transfer=true, frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_megascale_reduce_operation="SUM"}
+  %work = f32[256,1024]{1,0:T(8,128)} negate(%g)
+  %send-done = token[] send-done(%send), channel_id=2, is_host_transfer=true
+  %recv-done = (f32[256,8,128]{2,1,0:T(8,128)}, token[]) recv-done(%recv), channel_id=1, is_host_transfer=true
+  ROOT %get-tuple-element = f32[256,8,128]{2,1,0:T(8,128)} get-tuple-element(%recv-done), index=0
+}
+"""
+
+
+def test_what_goes_between_slices_is_counted_and_takes_none_of_their_links() -> None:
+    (one,) = found(BETWEEN, {"work": 7.0})
+    assert (one.kind, one.dtype, one.bytes, one.sent) == ("all-reduce between slices", "f32", 256 * 1024 * 4, 0)
+    assert (one.asynchronous, one.cycles_meanwhile) == (True, 7.0)
+    (gathered,) = found(BETWEEN.replace('_xla_megascale_reduce_operation="SUM",', ""))
+    assert gathered.kind == "transfer between slices"

@@ -13,7 +13,7 @@ from tests.support.same_training import assert_same_training, masked, rows_of
 from trainer.digest import state_digest
 from trainer.plan import Plan
 from trainer.sharding import cuts, make_mesh, mesh_of, put_batch, slices_apart
-from trainer.step import abstract_state, init_state, make_eval_step, make_train_step
+from trainer.step import abstract_state, init_state, make_eval_step, make_train_step, state_shardings
 
 B = 8
 MASKED = masked(small_recipe(sequence_length=24, global_batch=B))
@@ -80,24 +80,29 @@ def test_slices_train_as_one_device_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_between_slices_go_only_sums(name: str) -> None:
-    """No weight is gathered across the slow network, and nothing scattered."""
+def test_between_slices_go_only_sums_of_a_device_s_own_part_once_a_step(name: str) -> None:
+    """No weight is gathered across the slow network, nothing scattered, and no pass of several sends its gradients there."""
     shape = SEVERAL[name]
     mesh = mesh_for(shape)
     assert mesh.shape["slice"] == shape.slices
     state, rows = abstract_state(MASKED, mesh), batch(0, mesh, shape)
-    across = set()
-    for equation in equations(jax.make_jaxpr(make_train_step(MASKED, shape, mesh))(state, rows).jaxpr):
+    kinds, across = set(), 0
+    for times, equation in equations(jax.make_jaxpr(make_train_step(MASKED, shape, mesh))(state, rows).jaxpr):
         over = equation.params.get("axis_name", equation.params.get("axes", ()))
         if "slice" in (over if isinstance(over, tuple) else (over,)):
-            across.add(equation.primitive.name)
-    assert across - {"axis_index"} == {"psum"}
+            kinds.add(equation.primitive.name)
+            across += times * sum(x.aval.size * x.aval.dtype.itemsize for x in equation.invars)
+    assert kinds - {"axis_index"} == {"psum"}
+    sharding = state_shardings(MASKED, mesh).params
+    own = {n: np.prod(sharding[n].shard_shape(x.shape)) for n, x in state.params.items()}
+    assert 4 * sum(own.values()) <= across <= 4 * sum(own.values()) + 200
 
 
 def test_no_parameter_is_cut_over_slices() -> None:
     for shape in SEVERAL.values():
         for cut in cuts(MASKED.model, mesh_for(shape)).values():
             assert cut is None or ("slice" not in cut.axes and "slice" in cut.others)
+    assert cuts(MASKED.model, mesh_for(SEVERAL["two"]))["wq"] is not None
 
 
 def test_the_state_is_the_same_bits() -> None:
@@ -113,13 +118,14 @@ def test_where_slices_cannot_be_replicas_their_devices_are_one_row() -> None:
     assert dict(make_mesh(plan(2, 4, sequence=8), MASKED).shape) == {"fsdp": 1, "sequence": 8}
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """All of a program, also those of the programs within."""
+def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[int, Any]]:
+    """All of a program, also those of the programs within, and how often each is executed."""
     for equation in jaxpr.eqns:
-        yield equation
+        yield times, equation
+        inside = times * equation.params["length"] if equation.primitive.name == "scan" else times
         for value in jax.tree.leaves(
             list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
         ):
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
-                yield from equations(inner)
+                yield from equations(inner, inside)

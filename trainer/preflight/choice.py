@@ -10,7 +10,7 @@ from typing import Literal
 
 from trainer.errors import ConfigurationError
 from trainer.hardware import DeviceType, device_types
-from trainer.plan import Plan, rows_per_device
+from trainer.plan import Plan, replicas, rows_per_device
 from trainer.preflight import table
 from trainer.preflight.dividing import divides, factors, step_seconds
 from trainer.preflight.memory import MemoryModel, shape_of
@@ -49,14 +49,15 @@ def candidates(recipe: Recipe, kind: DeviceType, slices: int, model: MemoryModel
     products. With `reduction: invariant` a larger micro-batch than one would need whole gradients (trainer.step).
     """
     model = table.memory_model() if model is None else model
-    ways = product(factors(recipe, kind, slices), POLICIES)
+    ways, invariant = product(factors(recipe, kind, slices), POLICIES), recipe.reduction == "invariant"
     for sequence, policy in sorted(ways, key=lambda w: step_seconds(recipe, kind, slices, w[0], w[1].recomputed)):
         per_device = rows_per_device(recipe.global_batch, kind.devices * slices // sequence)
         shape = replace(shape_of(recipe), sequence_length=recipe.sequence_length // sequence)
-        for micro_batch in range(1 if recipe.reduction == "invariant" else per_device, 0, -1):
+        for micro_batch in range(1 if invariant else per_device, 0, -1):
             if per_device % micro_batch == 0:
                 plan = plan_of(recipe, kind, slices, micro_batch, policy.name, sequence)
-                predicted = model.predict(shape, kind.devices, micro_batch, plan.accumulation, policy)
+                each = plan.devices // replicas(plan.devices, slices, plan.together, invariant)
+                predicted = model.predict(shape, each, micro_batch, plan.accumulation, policy)
                 yield Candidate(plan, policy, predicted, model.margin(predicted, policy))
 
 

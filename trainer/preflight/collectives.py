@@ -8,6 +8,9 @@ from trainer.preflight.executions import Executions
 from trainer.preflight.hlo import Computation, Instruction
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute", "ragged-all-to-all")
+# What goes between slices is in the program as a transfer to the host, whose runtime adds it up and sends it back.
+BETWEEN_SLICES = "between slices"
+_RUNTIME = "xla_megascale_runtime"
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Collective:
     times: int
     asynchronous: bool
     cycles_meanwhile: float  # TensorCore work that the schedule puts between its start and its end, per execution
-    sent: int  # bytes of one execution that a device sends when nothing goes twice
+    sent: int  # bytes of one execution that a device sends over its slice's links when nothing goes twice
     place: tuple[str, str]  # computation and scheduled instruction
 
 
@@ -29,6 +32,8 @@ def collectives(executions: Executions, cycles_of: dict[str, float]) -> list[Col
     found = []
     offloaded = _starts(executions)
     for computation, scheduled, times in executions.scheduled():
+        if scheduled.opcode == "send" and _RUNTIME in scheduled.attributes:
+            found.append(_between_slices(computation, scheduled, times, cycles_of))
         asynchronous, meanwhile = scheduled.opcode.endswith("-start"), 0.0
         for home, instruction in _communicating(executions, computation, scheduled):
             if asynchronous:
@@ -42,6 +47,14 @@ def collectives(executions: Executions, cycles_of: dict[str, float]) -> list[Col
             sent, place = _sent(home, instruction, kind, size), (computation.name, scheduled.name)
             found.append(Collective(_as(kind, instruction), dtype, size, times, asynchronous, meanwhile, sent, place))
     return found
+
+
+def _between_slices(computation: Computation, send: Instruction, times: int, cycles_of: dict[str, float]) -> Collective:
+    """Takes none of the slice's links; how long the network between slices takes is not reckoned."""
+    array = computation.operand(send, 0).arrays[0]
+    kind = "all-reduce" if "_xla_megascale_reduce_operation" in send.attributes else "transfer"
+    meanwhile, place = _between(computation, send, cycles_of), (computation.name, send.name)
+    return Collective(f"{kind} {BETWEEN_SLICES}", array.dtype, array.bytes, times, True, meanwhile, 0, place)
 
 
 def _communicating(

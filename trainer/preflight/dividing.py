@@ -64,7 +64,9 @@ def exchange_seconds(recipe: Recipe, kind: DeviceType, sequence: int) -> float:
 
 def _possible(recipe: Recipe, kind: DeviceType, slices: int) -> list[int]:
     multiple = 1 if kind.family == "cpu" else TILE
-    return sequence_factors(recipe, kind.devices * slices, kind.processes * slices, multiple)
+    found = sequence_factors(recipe, kind.devices * slices, kind.processes * slices, multiple)
+    # Keys and values go between slices only where no slice has enough devices for one sequence.
+    return [n for n in found if kind.devices % n == 0] or found
 
 
 def _is_exact(recipe: Recipe, kind: DeviceType, slices: int, sequence: int) -> bool:

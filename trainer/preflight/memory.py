@@ -4,7 +4,7 @@
 
 with one whole layer more where a policy recomputes.
 
-State and gradients are divided over the devices of a slice and known exactly; tokens are those of one micro-batch on one
+State and gradients are divided over the devices that hold them once and known exactly; tokens are those of one micro-batch on one
 device.
 `fixed` (gathered weights, a chunk of logits, the compiler's own) and the scales are fitted by least squares to the
 committed table, as are those of programs that did not fit, whose size the compiler names.
@@ -67,7 +67,7 @@ class MemoryModel:
     error_gib: float
 
     def predict(self, shape: Shape, devices: int, micro_batch: int, accumulation: int, remat: Policy) -> float:
-        """GiB per device, of the `devices` of one slice."""
+        """GiB per device, where `devices` hold the state once."""
         scale = self.scales.get(remat.name, max(self.scales.values(), default=1.0))
         return base(shape, devices, accumulation) + self.fixed_gib + scale * unit(shape, micro_batch, remat)
 

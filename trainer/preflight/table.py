@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainer.plan import Plan
+from trainer.plan import Plan, replicas
 from trainer.preflight.accounting import GIB, Report
 from trainer.preflight.memory import MemoryModel, Shape, fit, point, shape_of
 from trainer.preflight.policies import POLICIES
@@ -60,6 +60,12 @@ class Row:
         """Whether it is of this plan; the recipe is another matter."""
         names = ("device_type", "slices", "sequence", "tensor", "micro_batch", "accumulation", "remat")
         return all(getattr(self, name) == getattr(plan, name) for name in names)
+
+    @property
+    def sharing_state(self) -> int:
+        """Devices that hold the state once."""
+        invariant = bool(self.shape.get("invariant"))
+        return self.devices // replicas(self.devices, self.slices, self.sequence * self.tensor, invariant)
 
     @property
     def groups(self) -> int:
@@ -169,9 +175,7 @@ def fitted(known: Sequence[Row]) -> MemoryModel:
     """The memory model of these rows. Those of policies that exist no more teach nothing, nor those of divided heads."""
     by_name = {p.name: p for p in POLICIES}
     return fit(
-        point(
-            row.tokens, row.devices // row.slices, row.micro_batch, row.accumulation, by_name[row.remat], row.peak_gib
-        )
+        point(row.tokens, row.sharing_state, row.micro_batch, row.accumulation, by_name[row.remat], row.peak_gib)
         for row in known
         if row.peak_gib is not None and row.remat in by_name and row.tensor == 1
     )
