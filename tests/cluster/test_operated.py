@@ -26,6 +26,7 @@ from tests.support.operated import (
 
 pytestmark = pytest.mark.cluster
 EVERY = {"everySteps": 10}
+OFTEN_ON_LOWER = {"everySteps": 40}  # one process, whose devices exchange in memory, makes tens of steps a second
 # Eight devices in two processes on two hosts, and a quarter of that on another generation.
 UPPER, LOWER = "v5p-2x2x2", "tpu7x-1x1x1"
 QUOTA = {UPPER: 8, LOWER: 1, "tpu7x-2x2x2": 8}  # chips
@@ -67,7 +68,7 @@ def test_apply_train_done(lab: Lab, keeper: OperatorProcess) -> None:
 
 
 def test_preempted_and_admitted_again_in_its_place(lab: Lab, api: Api, keeper: OperatorProcess, tmp_path: Path) -> None:
-    run = AppliedRun.apply(lab, "preempted", target=80, checkpoint=EVERY)
+    run = AppliedRun.apply(lab, "preempted", target=160, checkpoint=EVERY)
     run.until_step(10)
     (owner,) = run.jobsets
     place = run.workload(owner)
@@ -96,23 +97,23 @@ def test_preempted_and_admitted_again_in_its_place(lab: Lab, api: Api, keeper: O
 def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorProcess) -> None:
     ladder = [{"deviceType": UPPER, "waitInQueue": "3s"}, {"deviceType": LOWER, "waitInQueue": "3s"}]
     run = AppliedRun.apply(
-        lab, "shrinking", target=4000, checkpoint=EVERY, ladder=ladder, goUp={"after": "3s", "every": "1s"}
+        lab, "shrinking", target=100_000, checkpoint=OFTEN_ON_LOWER, ladder=ladder, goUp={"after": "3s", "every": "1s"}
     )
-    run.until_step(10)
+    run.until_step(40)
     cut(api, {**QUOTA, UPPER: 0})
     run.until("it trains on the other generation", lambda: run.status.get("plan") == LOWER and run.word == "Training")
     assert run.condition("Degraded")["status"] == "True"
     before = run.committed
-    run.until_step(before + 20)
+    run.until_step(before + 80)
     steps = run.committed
     waiting = run.until("the upper rung queues ahead", lambda: [j for j in run.jobsets if j["spec"]["suspend"]])
     assert len(waiting) == 1
-    run.until_step(steps + 20)  # a rung that is not admitted costs no step
+    run.until_step(steps + 80)  # a rung that is not admitted costs no step
     assert [cause for _, _, cause, _ in run.endings()].count("plan-change") <= 1
     api.apply(cluster_queue("tpus", QUOTA))
     run.until("it is back", lambda: run.status.get("plan") == UPPER and run.word == "Training")
     head = run.committed
-    run.until_step(head + 10)
+    run.until_step(head + 40)
     run.patch(suspend=True, suspendReason="enough for this test")
     run.until_status("Suspended")
     assert "enough for this test" in run.condition("Suspended")["message"]
@@ -121,8 +122,8 @@ def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorPro
 
 
 def test_another_generation_by_changing_only_the_device_type(lab: Lab, keeper: OperatorProcess) -> None:
-    run = AppliedRun.apply(lab, "moved", target=80, checkpoint=EVERY, ladder=[{"deviceType": LOWER}])
-    run.until_step(10)
+    run = AppliedRun.apply(lab, "moved", target=240, checkpoint=OFTEN_ON_LOWER, ladder=[{"deviceType": LOWER}])
+    run.until_step(40)
     run.patch(ladder=[{"deviceType": UPPER}])
     run.wait_for("condition=Succeeded")
     assert run.status["plan"] == UPPER
@@ -156,7 +157,7 @@ def test_a_killed_host_costs_no_place_in_the_queue(lab: Lab, api: Api, keeper: O
 
 
 def test_a_changed_image_that_fails_is_taken_back(lab: Lab, keeper: OperatorProcess) -> None:
-    run = AppliedRun.apply(lab, "images", target=2000, checkpoint=EVERY)
+    run = AppliedRun.apply(lab, "images", target=100_000, checkpoint=EVERY)
     run.until_step(10)
     run.patch(command=["python", "-c", "raise SystemExit(1)"])
     run.until(
