@@ -179,7 +179,7 @@ class Run:
             "commit_every": 4,
             "compile_cache": str(self.cache),
             "heartbeat_timeout_seconds": 20,
-            "hang_start_seconds": 90,
+            "hang_start_seconds": 240,
             "hang_step_seconds": 60,
             "progress_seconds": 0.2,
             **settings,

@@ -110,7 +110,7 @@ class LabRun:
             "commit_every": 4,
             "compile_cache": COMPILED,
             "heartbeat_timeout_seconds": 20,
-            "hang_start_seconds": 90,
+            "hang_start_seconds": 240,
             "hang_step_seconds": 60,
             "progress_seconds": 1,
             **changes,
