@@ -139,7 +139,9 @@ def test_a_node_that_refuses_pods_leaves_them_pending(lab: Lab, api: Api) -> Non
 
 def test_the_api_server_comes_back_with_everything(lab: Lab, api: Api, tmp_path: Path) -> None:
     script = f"import os, pathlib, time\npathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
-    api.create(plain_pod("steady", script, terminationGracePeriodSeconds=1))
+    # Nodes that were not heard of may be called not ready at first, which is no reason to evict this one.
+    stays = [{"operator": "Exists", "effect": "NoExecute"}]
+    api.create(plain_pod("steady", script, terminationGracePeriodSeconds=1, tolerations=stays))
     wait("it runs", lambda: phase(api, "steady") == "Running" and (tmp_path / "pid").exists())
     uid = api.get(f"{PODS}/steady")["metadata"]["uid"]
     lab.stop_processes("kube-apiserver")

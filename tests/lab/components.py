@@ -26,7 +26,7 @@ PORTS = (
     "kubelet",
 )
 NOT_READY_AFTER_SECONDS = 8  # no heartbeat for so long: the node is NotReady
-EVICT_AFTER_SECONDS = 5  # and this much later its pods are deleted
+EVICT_AFTER_SECONDS = 10  # and this much later its pods are deleted
 PODS_READY_SECONDS = 60  # Kueue's waitForPodsReady
 SERVICE_RANGE = "10.96.0.0/16"
 
