@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.planning import Rung
 from trainer.hardware import device_type
-from trainer.plan import Plan, filling, replicas
+from trainer.plan import Plan, filling
 from trainer.preflight.choice import choose, exact_near
 from trainer.preflight.table import Row
 from trainer.recipe import Recipe
@@ -119,7 +119,7 @@ def _warning(plan: Plan, recipe: Recipe) -> str | None:
 
 def mesh(plan: Plan, recipe: Recipe) -> str:
     """The axes of the plan's mesh: "fsdp=128", "fsdp=512 sequence=2", "slice=2 fsdp=128"."""
-    apart = replicas(plan.devices, plan.slices, plan.together, recipe.reduction == "invariant")
+    apart = plan.slices_apart(recipe)
     sizes = {"slice": apart, "fsdp": plan.data_parallel // apart, "sequence": plan.sequence, "tensor": plan.tensor}
     return " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1 or name == "fsdp")
 

@@ -71,6 +71,10 @@ class Plan(Frozen):
         """Devices that work on the same rows."""
         return self.sequence * self.tensor
 
+    def slices_apart(self, recipe: Recipe) -> int:
+        """How many slices hold all of the state each (`replicas`)."""
+        return replicas(self.devices, self.slices, self.together, recipe.reduction == "invariant")
+
     @property
     def rows_per_pass(self) -> int:
         """Of all devices in one forward pass."""

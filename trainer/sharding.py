@@ -4,7 +4,7 @@ Fully sharded data parallelism: every device holds a slice of each matrix (and o
 rows. A layer's weights are gathered when it runs, its gradients are summed and scattered back. Where devices share the
 sequences of their rows (trainer.sequence), that is another axis of the mesh; parameters are cut over both. Matrices have
 sides that are powers of two times little: where the number of devices is not one, what is odd of it is an axis of
-replicas, over which a parameter is cut only if it happens to divide. Slices are replicas always: between them is a network
+replicas, over which a parameter is cut only if it happens to divide. Slices are replicas too (trainer.plan.replicas says when): between them is a network
 tens of times slower than a slice's own, which carries sums of gradients that are scattered already, and no weights.
 """
 
@@ -22,7 +22,7 @@ from trainer import sequence, tensor
 from trainer.errors import ConfigurationError
 from trainer.model import Weights
 from trainer.params import ParamSpec, param_specs
-from trainer.plan import Plan, replicas
+from trainer.plan import Plan
 from trainer.recipe import Model, Recipe
 from trainer.reduction import sum_to_shards
 from trainer.splash import attention_for
@@ -48,12 +48,7 @@ def make_mesh(plan: Plan, recipe: Recipe) -> Mesh:
         )
     if jax.process_count() != plan.processes:
         raise ConfigurationError(f"plan.processes is {plan.processes}, but {jax.process_count()} processes joined")
-    return mesh_of(devices, plan.sequence, plan.tensor, slices_apart(plan, recipe))
-
-
-def slices_apart(plan: Plan, recipe: Recipe) -> int:
-    """How many slices are replicas of each other."""
-    return replicas(plan.devices, plan.slices, plan.together, recipe.reduction == "invariant")
+    return mesh_of(devices, plan.sequence, plan.tensor, plan.slices_apart(recipe))
 
 
 def mesh_of(devices: list[jax.Device], sharing: int = 1, parts: int = 1, slices: int = 1) -> Mesh:

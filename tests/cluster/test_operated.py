@@ -26,7 +26,7 @@ from tests.support.operated import (
 
 pytestmark = pytest.mark.cluster
 EVERY = {"everySteps": 10}
-OFTEN_ON_LOWER = {"everySteps": 40}  # one process, whose devices exchange in memory, makes tens of steps a second
+SELDOM = {"everySteps": 40}  # one process, whose devices exchange in memory, makes tens of steps a second
 # Eight devices in two processes on two hosts, and a quarter of that on another generation.
 UPPER, LOWER = "v5p-2x2x2", "tpu7x-1x1x1"
 QUOTA = {UPPER: 8, LOWER: 1, "tpu7x-2x2x2": 8}  # chips
@@ -97,7 +97,7 @@ def test_preempted_and_admitted_again_in_its_place(lab: Lab, api: Api, keeper: O
 def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorProcess) -> None:
     ladder = [{"deviceType": UPPER, "waitInQueue": "3s"}, {"deviceType": LOWER, "waitInQueue": "3s"}]
     run = AppliedRun.apply(
-        lab, "shrinking", target=100_000, checkpoint=OFTEN_ON_LOWER, ladder=ladder, goUp={"after": "3s", "every": "1s"}
+        lab, "shrinking", target=100_000, checkpoint=SELDOM, ladder=ladder, goUp={"after": "3s", "every": "1s"}
     )
     run.until_step(40)
     cut(api, {**QUOTA, UPPER: 0})
@@ -122,7 +122,7 @@ def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorPro
 
 
 def test_another_generation_by_changing_only_the_device_type(lab: Lab, keeper: OperatorProcess) -> None:
-    run = AppliedRun.apply(lab, "moved", target=240, checkpoint=OFTEN_ON_LOWER, ladder=[{"deviceType": LOWER}])
+    run = AppliedRun.apply(lab, "moved", target=240, checkpoint=SELDOM, ladder=[{"deviceType": LOWER}])
     run.until_step(40)
     run.patch(ladder=[{"deviceType": UPPER}])
     run.wait_for("condition=Succeeded")

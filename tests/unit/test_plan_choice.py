@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from orchestrator.plan_table import REACHED, plan_table
+from orchestrator.plan_table import REACHED, mesh, plan_table
 from orchestrator.planning import Rung, make_plan
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type
@@ -71,10 +71,12 @@ def test_recomputing_comes_after_more_passes_and_after_sharing_where_that_costs_
 def test_the_state_is_divided_over_the_devices_that_hold_it_once() -> None:
     """A slice's, where slices are replicas; all, where the order of sums is invariant. In predictions and in what is learnt."""
     kind = device_type("tpu7x-2x2x1")
-    for reduction, share in (("fast", kind.devices), ("invariant", 4 * kind.devices)):
+    for reduction, share, axes in (("fast", 8, "slice=4 fsdp=8"), ("invariant", 32, "fsdp=32")):
         recipe = SEVEN_B.model_copy(update={"reduction": reduction})
         for candidate in candidates(recipe, kind, 4, MemoryModel(0.0, {p.name: 0.0 for p in POLICIES}, 0.0)):
             assert candidate.predicted_gib == base(shape_of(recipe), share, candidate.plan.accumulation)
+            if candidate.plan.sequence == 1:
+                assert mesh(candidate.plan, recipe) == axes
     known = row(1, NONE.name, 70.0, "tpu7x-4x4x4", slices=2)
     assert known.sharing_state == 128
     assert replace(known, shape={**known.shape, "invariant": True}).sharing_state == 256

@@ -12,7 +12,7 @@ from tests.support.models import small_recipe
 from tests.support.same_training import assert_same_training, masked, rows_of
 from trainer.digest import state_digest
 from trainer.plan import Plan
-from trainer.sharding import cuts, make_mesh, mesh_of, put_batch, slices_apart
+from trainer.sharding import cuts, make_mesh, mesh_of, put_batch
 from trainer.step import abstract_state, init_state, make_eval_step, make_train_step, state_shardings
 
 B = 8
@@ -56,7 +56,7 @@ def batch(t: int, mesh: Any, shape: Plan) -> dict[str, jax.Array]:
 
 
 def mesh_for(shape: Plan) -> Any:
-    return mesh_of(jax.devices()[: shape.devices], shape.sequence, shape.tensor, slices_apart(shape, MASKED))
+    return mesh_of(jax.devices()[: shape.devices], shape.sequence, shape.tensor, shape.slices_apart(MASKED))
 
 
 @cache

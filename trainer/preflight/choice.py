@@ -10,7 +10,7 @@ from typing import Literal
 
 from trainer.errors import ConfigurationError
 from trainer.hardware import DeviceType, device_types
-from trainer.plan import Plan, replicas, rows_per_device
+from trainer.plan import Plan, rows_per_device
 from trainer.preflight import table
 from trainer.preflight.dividing import divides, factors, step_seconds
 from trainer.preflight.memory import MemoryModel, shape_of
@@ -56,8 +56,8 @@ def candidates(recipe: Recipe, kind: DeviceType, slices: int, model: MemoryModel
         for micro_batch in range(1 if invariant else per_device, 0, -1):
             if per_device % micro_batch == 0:
                 plan = plan_of(recipe, kind, slices, micro_batch, policy.name, sequence)
-                each = plan.devices // replicas(plan.devices, slices, plan.together, invariant)
-                predicted = model.predict(shape, each, micro_batch, plan.accumulation, policy)
+                sharing_state = plan.devices // plan.slices_apart(recipe)
+                predicted = model.predict(shape, sharing_state, micro_batch, plan.accumulation, policy)
                 yield Candidate(plan, policy, predicted, model.margin(predicted, policy))
 
 

@@ -66,12 +66,12 @@ def mesh_for(plan: Any, recipe: Any) -> Any:
     from jax.experimental import topologies
 
     from trainer.hardware import device_type
-    from trainer.sharding import mesh_of, slices_apart
+    from trainer.sharding import mesh_of
 
     kind = device_type(plan.device_type)
     several = {"num_slices": plan.slices} if plan.slices > 1 else {}
     topology = topologies.get_topology_desc(f"{kind.family}:{kind.topology}", "tpu", **several)
-    return mesh_of(topology.devices, plan.sequence, plan.tensor, slices_apart(plan, recipe))
+    return mesh_of(topology.devices, plan.sequence, plan.tensor, plan.slices_apart(recipe))
 
 
 def whole_text(compiled: Any) -> str:
