@@ -116,7 +116,7 @@ def story(run: Watched) -> Iterator[Interruption]:
     yield Interruption(
         "growth",
         "capacity returns: back to 8 devices at the next commit",
-        lambda s: s.plan == "cpu-2" and s.step >= s.committed + 3,
+        lambda s: s.plan == "cpu-2" and s.step >= s.committed + 1,
         capacity(8),
         lambda seen, now: ended(seen) and now.plan == "cpu-8" and now.phase in ("Training", "Done"),
     )
