@@ -272,7 +272,11 @@ def test_a_lost_host_is_stuck_until_it_is_repaired(gangs: Gangs) -> None:
         # Not even its Job has failed yet: that waits for the last pod, as everything else does.
         assert stuck.phase == "Running" and keys(stuck) == [("e0.r0", False)] and cause(stuck) == "host-failure"
         assert {s.source for s in stuck.admissions[0].node_signals} == {f"Node {node}"}
-        assert any(s.value.startswith("DeletionByTaintManager") for s in stuck.admissions[0].pod_signals)
+        gangs.until(  # evictions from a host that is not ready come some seconds after it is found so
+            "its pod is evicted",
+            "lost",
+            lambda g: any(s.value.startswith("DeletionByTaintManager") for s in g.admissions[0].pod_signals),
+        )
     finally:
         command(gangs, "heal", node=node)
     again = gangs.until_up("lost", admissions=2)
