@@ -26,7 +26,7 @@ from trainer.rundir.rundir import RunDirectory
 pytestmark = pytest.mark.cluster
 ONE_POD = [{"deviceType": "v5p-2x2x1"}]
 FOR_EVER = 100_000
-EVERY = {"everySteps": 20}
+EVERY = {"everySteps": 5}
 
 
 @pytest.fixture(autouse=True)
@@ -75,10 +75,10 @@ def rundir(run: AppliedRun) -> RunDirectory:
 
 
 def test_it_trains_a_run_without_an_operator_killed_and_started_again(lab: Lab, tmp_path: Path) -> None:
-    run = by_hand(lab, "alone", 200)
+    run = by_hand(lab, "alone", 40)
     first = Daemon(lab, tmp_path, run)
     try:
-        run.until_step(20, 120)
+        run.until_step(5, 120)
         assert first.end(signal.SIGKILL) == -signal.SIGKILL
         second = Daemon(lab, tmp_path, run, "--json")
         assert second.process.wait(120) == 0, second.told()
@@ -97,14 +97,14 @@ def test_beside_an_operator_exactly_one_acts_and_it_hands_over(lab: Lab, tmp_pat
     run = by_hand(lab, "both", FOR_EVER)
     daemon = Daemon(lab, tmp_path / "daemon", run)
     try:
-        run.until_step(20, 120)
+        run.until_step(5, 120)
         with operator(lab, tmp_path / "operator", ["default"]):
             kubectl(lab, "apply", "-f", "-", stdin=yaml.safe_dump(run.document))
             run.until("somebody else is named", lambda: run.condition("Ready").get("reason") == "OwnedByOther", 60)
             ready = run.condition("Ready")
             assert ready["status"] == "False" and f"kubectl annotate trun {run.name}" in ready["message"]
             step = run.committed
-            run.until_step(step + 20)
+            run.until_step(step + 5)
             found = rundir(run).owner()
             assert found is not None and found[0].owner.startswith("daemon/")
             kubectl(lab, "annotate", "trun", run.name, f"{TAKE_OVER}={found[0].owner}")
@@ -115,7 +115,7 @@ def test_beside_an_operator_exactly_one_acts_and_it_hands_over(lab: Lab, tmp_pat
             assert daemon.end() == 130
             owner = rundir(run).owner()
             assert owner is not None and not owner[0].released, "it left, but the run was not its own any more"
-            run.patch(targetStep=run.committed + 600)
+            run.patch(targetStep=run.committed + 60)
             run.wait_for("condition=Succeeded", 120)
     finally:
         daemon.end()
@@ -131,7 +131,7 @@ def test_an_operator_follows_at_once_on_a_daemon_that_leaves_in_order(lab: Lab, 
     daemon = Daemon(lab, tmp_path / "daemon", run)
     try:
         with operator(lab, tmp_path / "operator", ["default"]):
-            run.until_step(20, 120)
+            run.until_step(5, 120)
             kubectl(lab, "apply", "-f", "-", stdin=yaml.safe_dump(run.document))
             run.until("somebody else is named", lambda: run.condition("Ready").get("reason") == "OwnedByOther", 60)
             assert daemon.end() == 130

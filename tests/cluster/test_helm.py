@@ -83,8 +83,8 @@ def test_another_namespace_s_place_is_refused_by_condition(lab: Lab, release: Re
 
 @pytest.mark.timeout(600)
 def test_a_run_is_trained_with_exactly_the_rights_of_the_chart(lab: Lab, release: Release) -> None:
-    run = AppliedRun.apply(lab, "one", 100_000, TEAM, ladder=LADDER, checkpoint={"everySteps": 10})
-    run.until_step(10, 240)
+    run = AppliedRun.apply(lab, "one", 100_000, TEAM, ladder=LADDER, checkpoint={"everySteps": 5})
+    run.until_step(5, 240)
     run.patch(env=[{"name": "A_CHANGE", "value": "of the program"}])  # another attempt: the first JobSet is deleted
     run.until("a second attempt", lambda: run.status.get("attempt") == 2)
     run.patch(targetStep=run.committed + 20)

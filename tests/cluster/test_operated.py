@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.trainer_fields import TRAINER_COMMAND
 from tests.lab import faults
 from tests.lab.api import Api
 from tests.lab.lab import Lab
@@ -25,8 +26,7 @@ from tests.support.operated import (
 )
 
 pytestmark = pytest.mark.cluster
-EVERY = {"everySteps": 10}
-SELDOM = {"everySteps": 40}  # one process, whose devices exchange in memory, makes tens of steps a second
+EVERY = {"everySteps": 5}
 # Eight devices in two processes on two hosts, and a quarter of that on another generation.
 UPPER, LOWER = "v5p-2x2x2", "tpu7x-1x1x1"
 QUOTA = {UPPER: 8, LOWER: 1, "tpu7x-2x2x2": 8}  # chips
@@ -50,7 +50,8 @@ def quota(lab: Lab, api: Api) -> Iterator[None]:
 
 def test_apply_train_done(lab: Lab, keeper: OperatorProcess) -> None:
     ladder = [{"deviceType": "tpu7x-2x2x2"}]  # two processes on each of two hosts
-    run = AppliedRun.apply(lab, "plain", target=20, checkpoint=EVERY, ladder=ladder)
+    command = list(TRAINER_COMMAND)
+    run = AppliedRun.apply(lab, "plain", target=20, checkpoint=EVERY, ladder=ladder, command=command)
     run.wait_for("condition=Succeeded")
     run.wait_for("condition=Finished", 5)
     run.wait_for("condition=Ready", 5)
@@ -68,8 +69,8 @@ def test_apply_train_done(lab: Lab, keeper: OperatorProcess) -> None:
 
 
 def test_preempted_and_admitted_again_in_its_place(lab: Lab, api: Api, keeper: OperatorProcess, tmp_path: Path) -> None:
-    run = AppliedRun.apply(lab, "preempted", target=160, checkpoint=EVERY)
-    run.until_step(10)
+    run = AppliedRun.apply(lab, "preempted", target=40, checkpoint=EVERY)
+    run.until_step(5)
     (owner,) = run.jobsets
     place = run.workload(owner)
     api.create(rival("high", "high", tmp_path / "high"))
@@ -89,7 +90,7 @@ def test_preempted_and_admitted_again_in_its_place(lab: Lab, api: Api, keeper: O
     run.wait_for("condition=Succeeded")
     endings = run.endings()
     assert endings == [(1, 1, "preempted", False), (1, 2, "completed", False)]
-    assert committed >= 10
+    assert committed >= 5
     assert run.status["preemptions"] == 1
     run.verified()
 
@@ -97,23 +98,23 @@ def test_preempted_and_admitted_again_in_its_place(lab: Lab, api: Api, keeper: O
 def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorProcess) -> None:
     ladder = [{"deviceType": UPPER, "waitInQueue": "3s"}, {"deviceType": LOWER, "waitInQueue": "3s"}]
     run = AppliedRun.apply(
-        lab, "shrinking", target=100_000, checkpoint=SELDOM, ladder=ladder, goUp={"after": "3s", "every": "1s"}
+        lab, "shrinking", target=100_000, checkpoint=EVERY, ladder=ladder, goUp={"after": "3s", "every": "1s"}
     )
-    run.until_step(40)
+    run.until_step(5)
     cut(api, {**QUOTA, UPPER: 0})
     run.until("it trains on the other generation", lambda: run.status.get("plan") == LOWER and run.word == "Training")
     assert run.condition("Degraded")["status"] == "True"
     before = run.committed
-    run.until_step(before + 80)
+    run.until_step(before + 10)
     steps = run.committed
     waiting = run.until("the upper rung queues ahead", lambda: [j for j in run.jobsets if j["spec"]["suspend"]])
     assert len(waiting) == 1
-    run.until_step(steps + 80)  # a rung that is not admitted costs no step
+    run.until_step(steps + 10)  # a rung that is not admitted costs no step
     assert [cause for _, _, cause, _ in run.endings()].count("plan-change") <= 1
     api.apply(cluster_queue("tpus", QUOTA))
     run.until("it is back", lambda: run.status.get("plan") == UPPER and run.word == "Training")
     head = run.committed
-    run.until_step(head + 40)
+    run.until_step(head + 5)
     run.patch(suspend=True, suspendReason="enough for this test")
     run.until_status("Suspended")
     assert "enough for this test" in run.condition("Suspended")["message"]
@@ -122,8 +123,8 @@ def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorPro
 
 
 def test_another_generation_by_changing_only_the_device_type(lab: Lab, keeper: OperatorProcess) -> None:
-    run = AppliedRun.apply(lab, "moved", target=240, checkpoint=SELDOM, ladder=[{"deviceType": LOWER}])
-    run.until_step(40)
+    run = AppliedRun.apply(lab, "moved", target=60, checkpoint=EVERY, ladder=[{"deviceType": LOWER}])
+    run.until_step(5)
     run.patch(ladder=[{"deviceType": UPPER}])
     run.wait_for("condition=Succeeded")
     assert run.status["plan"] == UPPER
@@ -136,8 +137,8 @@ def test_another_generation_by_changing_only_the_device_type(lab: Lab, keeper: O
 
 
 def test_a_killed_host_costs_no_place_in_the_queue(lab: Lab, api: Api, keeper: OperatorProcess) -> None:
-    run = AppliedRun.apply(lab, "hosts", target=100, checkpoint=EVERY)
-    run.until_step(10)
+    run = AppliedRun.apply(lab, "hosts", target=40, checkpoint=EVERY)
+    run.until_step(5)
     (owner,) = run.jobsets
     place = run.workload(owner)
     node = run.pods[0]["spec"]["nodeName"]
@@ -158,7 +159,7 @@ def test_a_killed_host_costs_no_place_in_the_queue(lab: Lab, api: Api, keeper: O
 
 def test_a_changed_image_that_fails_is_taken_back(lab: Lab, keeper: OperatorProcess) -> None:
     run = AppliedRun.apply(lab, "images", target=100_000, checkpoint=EVERY)
-    run.until_step(10)
+    run.until_step(5)
     run.patch(command=["python", "-c", "raise SystemExit(1)"])
     run.until(
         "the new command failed and the old one is back", lambda: len(run.endings()) == 2 and run.word == "Training"
@@ -168,18 +169,18 @@ def test_a_changed_image_that_fails_is_taken_back(lab: Lab, keeper: OperatorProc
         ("application-error", False),
     ]
     step = run.committed
-    run.until_step(step + 10)
+    run.until_step(step + 5)
     assert run.status["attempt"] == 3
     run.verified("--so-far")
 
 
 def test_a_deleted_run_leaves_no_jobset_and_keeps_its_directory(lab: Lab, api: Api, keeper: OperatorProcess) -> None:
     run = AppliedRun.apply(lab, "deleted", target=4000, checkpoint=EVERY)
-    run.until_step(10)
+    run.until_step(5)
     run.delete()
     wait("its JobSets are gone", lambda: not run.jobsets)
-    assert run.committed >= 10
-    again = AppliedRun.apply(lab, "deleted", fresh=False, target=run.committed + 20, checkpoint=EVERY)
+    assert run.committed >= 5
+    again = AppliedRun.apply(lab, "deleted", fresh=False, target=run.committed + 10, checkpoint=EVERY)
     again.wait_for("condition=Succeeded")
     again.verified()
 

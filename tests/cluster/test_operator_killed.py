@@ -64,7 +64,7 @@ def mortal_operators(lab: Lab, folder: Path, count: int, seed: int) -> Iterator[
         one.start()
 
     def kill() -> None:
-        while not ended.wait(dice.uniform(0.5, 6.0)):
+        while not ended.wait(dice.uniform(0.3, 4.0)):
             victim = dice.randrange(count)
             crew[victim].stop(signal.SIGKILL)
             kills.append(victim)
@@ -98,25 +98,25 @@ def test_fifty_deaths_of_two_operators(lab: Lab, api: Api, tmp_path: Path) -> No
             lab,
             "mortal",
             target=100_000,
-            checkpoint={"everySteps": 10},
+            checkpoint={"everySteps": 5},
             goUp={"after": "2s", "every": "1s"},
         )
-        run.until_step(10, 180)
+        run.until_step(5, 180)
         # Preempted, and back.
         api.create(rival("high", "high", tmp_path / "high"))
         run.until("preempted", lambda: not [p for p in run.pods if p["status"]["phase"] == "Running"], 120)
         (tmp_path / "high" / "end").touch()
         step = run.committed
-        run.until_step(step + 10, 180)
+        run.until_step(step + 5, 180)
         # A process is killed: the gang restarts in place.
         step = run.committed
         faults.command(lab.ports["nodes"], "kill_pod", pod=run.pods[0]["metadata"]["name"])
-        run.until_step(step + 10, 180)
+        run.until_step(step + 5, 180)
         # The program fails: another attempt, on another device type at that.
         run.patch(ladder=[{"deviceType": LOWER}])
         run.until("it moved", lambda: run.records.attempt >= 2, 180)
         step = run.committed
-        run.until_step(step + 10, 180)
+        run.until_step(step + 5, 180)
         run.until(f"{KILLS} deaths", lambda: len(kills) >= KILLS, 240)
         run.patch(targetStep=run.committed + 60)
         run.wait_for("condition=Succeeded", 240)

@@ -23,6 +23,7 @@ from tests.lab.lab import Lab
 from tests.support.gang import ROOT, one_layer_recipe
 from tests.support.lab_objects import delete_all, jobset, wait
 from tests.support.lab_runs import BUCKET, COMPILED, LabRun, delete_objects, upload_corpus
+from tests.support.paced_trainer import COMMAND
 from trainer.hardware import device_type
 
 CRD = ROOT / "manifests" / "crd" / "untildone.dev_trainingruns.yaml"
@@ -127,7 +128,7 @@ class AppliedRun:
         fresh: bool = True,
         **spec: Any,
     ) -> "AppliedRun":
-        """Apply a run of the small recipe on two hosts of v5p; `spec` replaces fields, in the words of the YAML."""
+        """Apply a run of the small recipe on two hosts of v5p, at a slow pace; `spec` replaces fields of the YAML."""
         document = run_document(lab, name, target, namespace, **spec)
         run = cls(lab, name, namespace, document)
         if fresh:  # a lab that is used again still has the run directory of the last time
@@ -301,6 +302,7 @@ def run_document(lab: Lab, name: str, target: int, namespace: str = "default", *
             "priorityClass": "low",
             "ladder": [{"deviceType": "v5p-2x2x2"}],  # two processes × four devices
             "checkpoint": {"everySteps": 4},
+            "command": list(COMMAND),
             "progressEvery": "1s",
             "logEvery": "5s",
             "gracePeriod": "20s",
