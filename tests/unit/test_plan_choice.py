@@ -113,6 +113,15 @@ def test_the_best_that_is_known_to_fit_is_taken() -> None:
     assert (choice.plan.micro_batch, choice.source) == (1, "compiled")
 
 
+def test_of_several_that_fit_the_fastest_is_taken_with_its_waiting() -> None:
+    known = [replace(row(m, NONE.name, 60.0, floor=f), waiting_seconds=w) for m, f, w in ((4, 2.0, 0.2), (2, 2.1, 0.0))]
+    assert choose(SEVEN_B, KIND, known=known).plan.micro_batch == 2
+    # A program whose cycles were never counted is taken where there is no other.
+    known = [replace(known[0], step_seconds_floor=None), known[1]]
+    assert choose(SEVEN_B, KIND, known=known).plan.micro_batch == 2
+    assert choose(SEVEN_B, KIND, known=known[:1]).plan.micro_batch == 4
+
+
 def test_the_model_learns_from_what_did_not_fit_and_carries_over_to_other_slices() -> None:
     """165 GiB at two instances, 88.6 at one: 76 an instance, so that no larger slice takes two either."""
     known = [row(2, NONE.name, 164.9), row(1, NONE.name, 88.6), row(2, FULL.name, 40.0), row(4, FULL.name, 60.0)]

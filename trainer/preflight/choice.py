@@ -64,7 +64,7 @@ def candidates(recipe: Recipe, kind: DeviceType, slices: int, model: MemoryModel
 def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[table.Row] | None = None) -> Choice:
     """The plan of `recipe` on `slices` slices of `kind`, of a TPU family.
 
-    The best that is known to fit. Before anything has been compiled for this slice: the best that should.
+    The fastest that is known to fit. Before anything has been compiled for this slice: the best that should.
     Raises ConfigurationError when the batch must divide and does not (`refuse_inexact`), or none fits.
     """
     refuse_inexact(recipe, kind, slices)
@@ -73,10 +73,11 @@ def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[ta
     model = table.memory_model() if known is None else table.fitted(known)
     tried = list(candidates(recipe, kind, slices, model))
     rows = {c.plan: next((r for r in compiled if r.is_for(c.plan)), None) for c in tried}
-    for candidate in tried:
-        row = rows[candidate.plan]
-        if row is not None and row.fits and row.peak_gib is not None:
-            return Choice(candidate.plan, row.peak_gib, "compiled", row)
+    fitting = ((row, plan) for plan, row in rows.items() if row is not None and row.fits)
+    if (fastest := min(fitting, key=lambda found: found[0].seconds, default=None)) is not None:
+        row, plan = fastest
+        assert row.peak_gib is not None
+        return Choice(plan, row.peak_gib, "compiled", row)
     for candidate in tried:
         fits = candidate.predicted_gib + candidate.margin_gib <= kind.hbm_gib_per_device
         if rows[candidate.plan] is None and fits:

@@ -62,8 +62,7 @@ def _rows(entry: Entry) -> list[Row]:
 
 def best(entry: Entry) -> Row | None:
     """The row of the plan that is taken."""
-    fitting = [row for row in _rows(entry) if row.fits]
-    return min(fitting, key=lambda r: (r.recomputed_over_model or 0, r.accumulation), default=None)
+    return min((row for row in _rows(entry) if row.fits), key=lambda row: row.seconds, default=None)
 
 
 def _entry(entry: Entry) -> Iterator[str]:

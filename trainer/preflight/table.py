@@ -5,6 +5,7 @@ One row per compiled program, those that did not fit included: they are what the
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -71,6 +72,11 @@ class Row:
     def groups(self) -> int:
         """Groups of devices that work on rows of their own."""
         return self.devices // (self.sequence * self.tensor)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step: the compiler's cycles and the waiting for the links; infinite where that was not reckoned."""
+        return math.inf if self.step_seconds_floor is None else self.step_seconds_floor + (self.waiting_seconds or 0.0)
 
     @property
     def hidden(self) -> float | None:
