@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.gang import Run, until
+from tests.support.paced_trainer import COMMAND
 from trainer.rundir.records import Request, RequestDone
 
-TARGET = 60
+TARGET = 24
 RARELY = 1000  # commit_every: only what is asked for, and the target
 
 
@@ -33,8 +34,8 @@ def test_commits_on_request_change_nothing_else(new_run: Callable[..., Run]) -> 
 
     run = new_run("run")
     spec = run.submit("cpu-8", TARGET, commit_every=RARELY, progress_seconds=0.05)
-    first = run.launch(spec)
-    until(lambda: run.progress().get("step") or 0 >= 2, first)
+    first = run.launch(spec, program=COMMAND[1:])  # slowly: there is much to ask before it is done
+    until(lambda: (run.progress().get("step") or 0) >= 2, first)
     for name in ("a", "b"):
         ask(run, name)
     ask(run, "not-ours", attempt=2)

@@ -4,6 +4,7 @@ A toy step takes milliseconds: while a host is replaced, thousands would be trai
 control plane needs. So each waits for its batch, and does otherwise what it always does.
 """
 
+import os
 import sys
 import time
 from typing import Any
@@ -11,14 +12,15 @@ from typing import Any
 from trainer.cli import main
 from trainer.data.loader import Loader
 
-PACE_SECONDS = 0.25
+PACE = "PACE_SECONDS"  # variable of the container
+PACE_SECONDS = 0.25  # without it
 COMMAND = ("python", "-m", "tests.support.paced_trainer", "train")
 
 if __name__ == "__main__":
-    at_once = Loader.__next__
+    at_once, pause = Loader.__next__, float(os.environ.get(PACE, PACE_SECONDS))
 
     def paced(loader: Loader) -> tuple[int, dict[str, Any]]:
-        time.sleep(PACE_SECONDS)
+        time.sleep(pause)
         return at_once(loader)
 
     Loader.__next__ = paced  # type: ignore[method-assign]
