@@ -29,7 +29,16 @@ def namespaces() -> None:
 
 
 @pytest.fixture(scope="session")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what the pods of all these tests' labs have in common: compiled programs."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"  # one for all workers
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Lab]:
     """Slices of two generations, of two hosts and of one, and a plain node. Builds the control plane where it is missing."""
     running = os.environ.get("UNTILDONE_TEST_LAB")  # the folder of one that runs, while a test is being written
     if running:
@@ -37,6 +46,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         return
     pools = {"tpu7x-2x2x2": 2, "v5p-2x2x1": 1, "v5p-2x2x2": 2, "tpu7x-1x1x1": 1}
     lab = Lab.start(tmp_path_factory.mktemp("lab"), pools)
+    lab.share(shared)
     yield lab
     lab.stop()
 

@@ -75,7 +75,7 @@ def rundir(run: AppliedRun) -> RunDirectory:
 
 
 def test_it_trains_a_run_without_an_operator_killed_and_started_again(lab: Lab, tmp_path: Path) -> None:
-    run = by_hand(lab, "alone", 40)
+    run = by_hand(lab, "alone", 25)
     first = Daemon(lab, tmp_path, run)
     try:
         run.until_step(5, 120)
@@ -115,7 +115,7 @@ def test_beside_an_operator_exactly_one_acts_and_it_hands_over(lab: Lab, tmp_pat
             assert daemon.end() == 130
             owner = rundir(run).owner()
             assert owner is not None and not owner[0].released, "it left, but the run was not its own any more"
-            run.patch(targetStep=run.committed + 60)
+            run.patch(targetStep=run.committed + 40)
             run.wait_for("condition=Succeeded", 120)
     finally:
         daemon.end()

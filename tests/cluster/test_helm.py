@@ -27,8 +27,9 @@ INSTALL = ("upgrade", "--install", NAME, str(CHART))
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Iterator[Lab]:
     with cluster(tmp_path_factory.mktemp("helm") / "lab") as one:
+        one.share(shared)
         yield one
 
 

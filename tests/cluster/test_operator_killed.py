@@ -118,7 +118,7 @@ def test_fifty_deaths_of_two_operators(lab: Lab, api: Api, tmp_path: Path) -> No
         step = run.committed
         run.until_step(step + 5, 180)
         run.until(f"{KILLS} deaths", lambda: len(kills) >= KILLS, 240)
-        run.patch(targetStep=run.committed + 60)
+        run.patch(targetStep=run.committed + 30)
         run.wait_for("condition=Succeeded", 240)
     assert len(kills) >= KILLS
     doubled = {name: uids for name, uids in watched.uids.items() if len(uids) > 1}

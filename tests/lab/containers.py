@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.lab.api import Api, Object
 from tests.lab.components import unshare
-from tests.lab.lab import MARK, REPOSITORY
+from tests.lab.lab import MARK, REPOSITORY, SHARED_FOLDER
 from trainer.hardware import DeviceType
 
 TOKEN_SECONDS = 24 * 3600
@@ -73,7 +73,7 @@ class Sandbox:
         environment = self._environment(container)
         words = [expand(word, environment) for word in command]
         mounts = self._mounts(container)
-        shared = self.lab / "shared"
+        shared = self.lab / SHARED_FOLDER
         shared.mkdir(exist_ok=True)
         inside = [str(self.hosts_file), self.hostname, str(shared), *mounts, "--", *words]
         with (self.folder / f"{container['name']}.log").open("ab") as log:

@@ -28,6 +28,7 @@ from tests.lab.manifests import install_apis, install_visibility, install_webhoo
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MARK = "UNTILDONE_LAB"
+SHARED_FOLDER = "shared"  # within a lab's
 READY_SECONDS = 90.0
 EXEC_SECONDS = 1.0  # while a program is being loaded, its environment, and so its mark, reads empty
 STOP_SECONDS = 5.0
@@ -117,6 +118,10 @@ class Lab:
         self.start_processes("jobset", "kueue", AGENT)
         self.wait_ready("kube-controller-manager", "kube-scheduler", "gcs")
         install_visibility(self.api, self.ports["kueue-visibility"])
+
+    def share(self, folder: Path) -> None:
+        """Pods started from now on have `folder` in common, with those of other labs too. Without: a folder of this lab's."""
+        (self.folder / SHARED_FOLDER).symlink_to(folder)
 
     def start_processes(self, *names: str, wait: bool = True) -> None:
         """Start these programs, with logs in logs/<name>.log."""

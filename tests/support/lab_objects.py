@@ -44,12 +44,12 @@ while not os.path.exists(f"{folder}/end"):
 """
 
 
-def wait(what: str, look: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """What `look` gives once it is true."""
+def wait(what: str, look: Callable[[], Any], seconds: float = 60.0, every: float = 0.1) -> Any:
+    """What `look` gives once it is true; it looks `every` so many seconds."""
     deadline = time.monotonic() + seconds
     while not (found := look()):
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.1)
+        time.sleep(every)
     return found
 
 

@@ -149,7 +149,7 @@ class AppliedRun:
     def until(self, what: str, look: Callable[[], Any], seconds: float = 180.0) -> Any:
         """What `look` gives once it is true; else the test fails with the run's story."""
         try:
-            return wait(what, look, seconds)
+            return wait(what, look, seconds, every=0.4)  # each look asks the API server, and perhaps the bucket
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 

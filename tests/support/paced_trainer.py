@@ -13,7 +13,7 @@ from trainer.cli import main
 from trainer.data.loader import Loader
 
 PACE = "PACE_SECONDS"  # variable of the container
-PACE_SECONDS = 0.25  # without it
+PACE_SECONDS = 0.5  # without it
 COMMAND = ("python", "-m", "tests.support.paced_trainer", "train")
 
 if __name__ == "__main__":
