@@ -173,7 +173,7 @@ def test_a_policy_never_compiled_has_a_wider_margin() -> None:
     ("device", "words"),
     [
         ("tpu7x-4x4x12", ("64 of 576 rows", "384 devices do not divide", "89% of the work counts", "tpu7x-4x4x8 (256")),
-        ("v5p-8x8x12", ("256 of 768 rows", "67% of the work counts", "512 devices would be as fast", "v5p-8x8x8 (512")),
+        ("v5p-8x8x12", ("64 of 576 rows", "89% of the work counts", "684 devices would be as fast", "v5p-8x8x8 (512")),
     ],
 )
 def test_what_does_not_divide_is_filled_up_and_says_what_it_costs(device: str, words: tuple[str, ...]) -> None:
