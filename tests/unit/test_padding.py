@@ -124,8 +124,8 @@ def test_every_slice_has_a_plan_and_it_is_exact_wherever_one_is(name: str, slice
         ("tpu7x-4x4x4", 3, 2, 3, 342),
         ("v5p-4x8x12", 1, 2, 3, 342),
         ("v5p-4x4x12", 1, 1, 3, 171),
-        ("tpu7x-4x8x12", 1, 1, 1, 512),  # four would leave 11 % empty, and exchange for as long as they compute
-        ("v5p-8x8x12", 1, 1, 1, 512),
+        ("tpu7x-4x8x12", 1, 4, 3, 684),  # whole or shared by two, a third of the rows would be empty
+        ("v5p-8x8x12", 1, 4, 3, 684),
     ],
 )
 def test_what_loses_least_is_taken(device: str, slices: int, sequence: int, rows: int, as_fast: int) -> None:
