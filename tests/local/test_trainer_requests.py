@@ -44,6 +44,7 @@ def test_commits_on_request_change_nothing_else(new_run: Callable[..., Run]) -> 
     assert one is not None and two is not None
     assert one.step in steps(run)
     assert (one.attempt, one.start) == (1, 1)
+    until(lambda: (run.progress().get("step") or 0) > two.step, first)  # else the same commit would answer it
     ask(run, "c")
     until(lambda: answer(run, "c"), first)
     three = answer(run, "c")
