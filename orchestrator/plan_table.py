@@ -74,7 +74,7 @@ def _row(rung: Rung, recipe: Recipe, steps: int, given: Row | None) -> PlanRow:
         choice = choose(recipe, kind, plan.slices)
         source, peak, row = choice.source, choice.peak_gib, choice.row
     floor = row.step_seconds_floor if row is not None else None
-    estimate = floor / REACHED if floor is not None else None
+    estimate = max(floor / REACHED, row.seconds) if row is not None and floor is not None else None
     chips = kind.chips * plan.slices
     seconds = estimate * steps if estimate is not None else None
     return PlanRow(

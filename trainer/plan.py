@@ -121,8 +121,9 @@ def filling(plan: Plan) -> str | None:
     """What the rows without an instance cost, as a clause; None where there are none."""
     if not plan.padding:
         return None
-    enough = rows_per_device(plan.global_batch, plan.per_device_batch) * plan.together
-    fewer = f", and {enough:,} devices would be as fast" if enough < plan.devices else ""
+    enough = rows_per_device(plan.global_batch, plan.per_device_batch)
+    # Devices that share sequences wait for each other: fewer of them, or none, may be as fast in other ways.
+    fewer = f", and {enough:,} devices would be as fast" if plan.together == 1 and enough < plan.devices else ""
     counting = min(round(100 * plan.efficiency), 99)  # never all of it
     return (
         f"{plan.padding:,} of {plan.rows:,} rows per step hold no instance, as {plan.devices:,} devices do not divide "

@@ -64,7 +64,7 @@ def mortal_operators(lab: Lab, folder: Path, count: int, seed: int) -> Iterator[
         one.start()
 
     def kill() -> None:
-        while not ended.wait(dice.uniform(0.3, 4.0)):
+        while not ended.wait(dice.uniform(0.5, 5.0)):
             victim = dice.randrange(count)
             crew[victim].stop(signal.SIGKILL)
             kills.append(victim)
@@ -124,7 +124,7 @@ def test_fifty_deaths_of_two_operators(lab: Lab, api: Api, tmp_path: Path) -> No
     doubled = {name: uids for name, uids in watched.uids.items() if len(uids) > 1}
     assert not doubled, f"one attempt was submitted twice: {doubled}"
     causes = [cause for _, _, cause, _ in run.endings()]
-    # Two devices are quick: the lowered target may be passed before the attempt that was planned for it could begin.
+    # The operators may die for so long that the lowered target is passed before the attempt planned for it could begin.
     assert causes[-1] in ("completed", "plan-change")
     assert run.committed >= run.status["targetStep"]
     starts = [(attempt, start) for attempt, start, _, _ in run.endings() if start is not None]

@@ -53,8 +53,13 @@ def test_sequences_can_be_shared_by_devices_for_a_while(new_run: Callable[..., R
     reference = new_run("reference")
     reference.train("cpu-2", 12, micro_batch=8, evaluate_every=4)
     run = new_run("run")
-    for device, sequence, micro_batch, target in (("cpu-8", 2, 4, 4), ("cpu-8", 8, 8, 8), ("cpu-2", 1, 8, 12)):
-        run.train(device, target, sequence=sequence, micro_batch=micro_batch, evaluate_every=4)
+    for device, processes, sequence, micro_batch, target in (
+        ("cpu-8", 1, 2, 4, 4),
+        ("cpu-8", 2, 8, 8, 8),
+        ("cpu-2", 1, 1, 8, 12),
+    ):
+        made = {"processes": processes, "sequence": sequence, "micro_batch": micro_batch}
+        run.train(device, target, evaluate_every=4, **made)
     same_training(run, reference)
 
 

@@ -37,7 +37,7 @@ from trainer.rundir.rundir import RunDirectory
 from trainer.settings import Settings
 
 BUCKET, DATA = "runs", "gs://runs/corpus"
-COMPILED = f"{SHARED}/compiled"  # compile cache of all pods of a lab
+COMPILED = f"{SHARED}/compiled"  # compile cache of all pods
 PROGRAM = Program(image="lab", command=("python", "-m", "trainer", "train"))  # this machine's
 
 

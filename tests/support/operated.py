@@ -282,13 +282,13 @@ def rival(name: str, priority: str, folder: Path, device: str = "v5p-2x2x2") -> 
 
 
 def run_document(lab: Lab, name: str, target: int, namespace: str = "default", **spec: Any) -> Object:
-    """The TrainingRun of `AppliedRun.apply`. The corpus is put into the lab's bucket."""
+    """The TrainingRun of `AppliedRun.apply`; None leaves a field to its default. The corpus is put into the lab's bucket."""
     recipe = one_layer_recipe()
     config_map = f"recipe-{name}"
     body = recipe.model_dump(mode="json")
     content = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": config_map, "namespace": namespace}}
     kubectl(lab, "apply", "-f", "-", stdin=yaml.safe_dump({**content, "data": {"recipe.yaml": yaml.safe_dump(body)}}))
-    return {
+    document: Object = {
         "apiVersion": "untildone.dev/v1alpha1",
         "kind": "TrainingRun",
         "metadata": {"name": name, "namespace": namespace},
@@ -312,3 +312,5 @@ def run_document(lab: Lab, name: str, target: int, namespace: str = "default", *
             **spec,
         },
     }
+    document["spec"] = {field: value for field, value in document["spec"].items() if value is not None}
+    return document

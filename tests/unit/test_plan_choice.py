@@ -1,7 +1,9 @@
 """The planner against compiled programs: what is known wins, what is estimated keeps a margin, refusals say what would do."""
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import get_args
 
 import pytest
@@ -14,6 +16,9 @@ from trainer.plan import Plan, rows_per_device
 from trainer.preflight import document, table
 from trainer.preflight.choice import candidates, choose
 from trainer.preflight.dividing import WAITED, factors, step_seconds
+from trainer.preflight.document import best
+from trainer.preflight.fill import _replaces
+from trainer.preflight.ladder import LADDER
 from trainer.preflight.memory import GIB, MemoryModel, base, fit, point, shape_of, unit
 from trainer.preflight.policies import POLICIES
 from trainer.preflight.table import Row, cost_key
@@ -60,7 +65,8 @@ def test_recomputing_comes_after_more_passes_and_after_sharing_where_that_costs_
     for stage, device in (("olmo3_7b_stage1", "tpu7x-4x4x4"), ("olmo3_7b_stage3", "v5p-4x4x4")):
         recipe, kind = load(stage), device_type(device)
         times = [
-            step_seconds(recipe, kind, 1, c.plan.sequence, c.policy.recomputed) for c in candidates(recipe, kind, 1)
+            step_seconds(recipe, kind, 1, c.plan.sequence, c.policy.recomputed, c.plan.accumulation)
+            for c in candidates(recipe, kind, 1)
         ]
         assert times == sorted(times)
     # All of a forward pass again is a third more work, keys and values from three others a twenty-fifth more time.
@@ -68,15 +74,52 @@ def test_recomputing_comes_after_more_passes_and_after_sharing_where_that_costs_
     assert ways.index((4, "none")) < ways.index((1, "mlp")) < ways.index((1, "full"))
 
 
-def test_the_exchange_is_reckoned_as_the_compiled_programs_wait_for_it() -> None:
+def test_the_links_are_reckoned_as_the_compiled_programs_wait_for_them() -> None:
     """A table made by another compiler that hides less changes what the planner assumes."""
     waited = [
         row.waiting_seconds / row.communication_seconds
         for row in table.rows()
-        if row.slices == 1 and row.tensor == 1 and row.waiting_seconds is not None and row.communication_seconds
+        if row.tensor == 1 and row.waiting_seconds is not None and row.communication_seconds
     ]
     assert len(waited) > 10
-    assert WAITED - 0.1 < max(waited) < WAITED
+    assert median(waited) == pytest.approx(WAITED, abs=0.05)
+
+
+def test_what_was_reckoned_is_not_far_from_what_was_compiled() -> None:
+    """Of slices that were compiled in two ways that fit, waiting included: which is faster, and by how much.
+
+    But for whole sequences of 65,536 tokens that are recomputed: adding up the parts of dq costs them a quarter more.
+    """
+    compared = 0
+    for recipe in map(load, ("olmo3_7b_stage1", "olmo3_7b_stage3")):
+        rows = [r for r in table.of_recipe(recipe) if r.fits and r.tensor == 1 and r.remat != FULL.name]
+        for one, other in combinations(rows, 2):
+            if (one.device_type, one.slices) == (other.device_type, other.slices):
+                reckoned = [_reckoned(recipe, r) for r in (one, other)]
+                assert reckoned[0] / reckoned[1] == pytest.approx(one.seconds / other.seconds, rel=0.05)
+                compared += 1
+    assert compared >= 4
+
+
+def _reckoned(recipe: Recipe, row: Row) -> float:
+    recomputed = next(p.recomputed for p in POLICIES if p.name == row.remat)
+    return step_seconds(recipe, device_type(row.device_type), row.slices, row.sequence, recomputed, row.accumulation)
+
+
+def test_the_page_shows_the_plans_that_are_taken() -> None:
+    for entry in LADDER:
+        taken = choose(load(entry.recipe), device_type(entry.device_type), entry.slices)
+        assert entry.tensor > 1 or best(entry) == taken.row
+
+
+def test_another_compiler_s_count_is_not_kept_beside_a_new_one() -> None:
+    """The fastest is taken, and two compilers do not count alike."""
+    old = row(1, NONE.name, 60.0, floor=1.0)
+    new = replace(row(2, NONE.name, 80.0), versions={"libtpu": "2"})
+    assert _replaces(new, old) and _replaces(replace(new, micro_batch=1, accumulation=4), old)
+    for beside in (replace(old, versions=new.versions), replace(old, verdict="out of memory"), replace(old, tensor=2)):
+        assert not _replaces(new, beside)
+    assert not _replaces(replace(new, verdict="out of memory"), old)
 
 
 def test_the_state_is_divided_over_the_devices_that_hold_it_once() -> None:
@@ -173,7 +216,7 @@ def test_a_policy_never_compiled_has_a_wider_margin() -> None:
     ("device", "words"),
     [
         ("tpu7x-4x4x12", ("64 of 576 rows", "384 devices do not divide", "89% of the work counts", "tpu7x-4x4x8 (256")),
-        ("v5p-8x8x12", ("64 of 576 rows", "89% of the work counts", "684 devices would be as fast", "v5p-8x8x8 (512")),
+        ("v5p-8x8x12", ("64 of 576 rows", "89% of the work counts", "v5p-8x8x8 (512")),
     ],
 )
 def test_what_does_not_divide_is_filled_up_and_says_what_it_costs(device: str, words: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Which micro-batch and remat policy a recipe takes on a slice: the candidates from best to worst, the first that fits.
+"""How a recipe is laid out on a slice: the fastest plan that was compiled and fits, else the best that should fit.
 
 What has been compiled is known; where nothing has, the memory model decides, with a margin. Importable without JAX.
 """
@@ -42,23 +42,31 @@ class Choice:
 
 
 def candidates(recipe: Recipe, kind: DeviceType, slices: int, model: MemoryModel | None = None) -> Iterator[Candidate]:
-    """Plans, best first: by the time of a step (dividing.step_seconds), then the fewest passes.
+    """Plans, best first: by the time of a step (dividing.step_seconds).
 
     Devices that share a sequence exchange its keys and values in every layer, as many bytes for each whatever their
-    number; recomputing costs FLOPs; a micro-batch less costs one more gather of the weights, which runs beside the
+    number; recomputing costs FLOPs; a smaller micro-batch costs gathers of the weights, most of which run beside the
     products. With `reduction: invariant` a larger micro-batch than one would need whole gradients (trainer.step).
     """
     model = table.memory_model() if model is None else model
-    ways, invariant = product(factors(recipe, kind, slices), POLICIES), recipe.reduction == "invariant"
-    for sequence, policy in sorted(ways, key=lambda w: step_seconds(recipe, kind, slices, w[0], w[1].recomputed)):
-        per_device = rows_per_device(recipe.global_batch, kind.devices * slices // sequence)
+    for sequence, policy, micro_batch in _ways(recipe, kind, slices):
+        plan = plan_of(recipe, kind, slices, micro_batch, policy.name, sequence)
         shape = replace(shape_of(recipe), sequence_length=recipe.sequence_length // sequence)
-        for micro_batch in range(1 if invariant else per_device, 0, -1):
-            if per_device % micro_batch == 0:
-                plan = plan_of(recipe, kind, slices, micro_batch, policy.name, sequence)
-                sharing_state = plan.devices // plan.slices_apart(recipe)
-                predicted = model.predict(shape, sharing_state, micro_batch, plan.accumulation, policy)
-                yield Candidate(plan, policy, predicted, model.margin(predicted, policy))
+        sharing_state = plan.devices // plan.slices_apart(recipe)
+        predicted = model.predict(shape, sharing_state, micro_batch, plan.accumulation, policy)
+        yield Candidate(plan, policy, predicted, model.margin(predicted, policy))
+
+
+def _ways(recipe: Recipe, kind: DeviceType, slices: int) -> list[tuple[int, Policy, int]]:
+    """(devices to a sequence, policy, micro-batch), best first."""
+    found = []
+    for sequence, policy in product(factors(recipe, kind, slices), POLICIES):
+        rows = rows_per_device(recipe.global_batch, kind.devices * slices // sequence)
+        for micro_batch in range(1 if recipe.reduction == "invariant" else rows, 0, -1):
+            if rows % micro_batch == 0:
+                seconds = step_seconds(recipe, kind, slices, sequence, policy.recomputed, rows // micro_batch)
+                found.append((seconds, (sequence, policy, micro_batch)))
+    return [way for _, way in sorted(found, key=lambda f: f[0])]
 
 
 def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[table.Row] | None = None) -> Choice:
@@ -73,11 +81,10 @@ def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[ta
     model = table.memory_model() if known is None else table.fitted(known)
     tried = list(candidates(recipe, kind, slices, model))
     rows = {c.plan: next((r for r in compiled if r.is_for(c.plan)), None) for c in tried}
-    fitting = ((row, plan) for plan, row in rows.items() if row is not None and row.fits)
-    if (fastest := min(fitting, key=lambda found: found[0].seconds, default=None)) is not None:
-        row, plan = fastest
-        assert row.peak_gib is not None
-        return Choice(plan, row.peak_gib, "compiled", row)
+    fitting = [(row, plan) for plan, row in rows.items() if row is not None and row.fits]
+    for row, plan in sorted(fitting, key=lambda found: found[0].seconds):
+        if row.peak_gib is not None:
+            return Choice(plan, row.peak_gib, "compiled", row)
     for candidate in tried:
         fits = candidate.predicted_gib + candidate.margin_gib <= kind.hbm_gib_per_device
         if rows[candidate.plan] is None and fits:

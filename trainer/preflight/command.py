@@ -12,7 +12,9 @@ import click
 @click.option("--device", required=True, metavar="TYPE", help="for example tpu7x-4x4x4 or v5p-4x4x8")
 @click.option("--slices", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option("--micro-batch", type=click.IntRange(min=1), help="instances per device; default: what the planner takes")
-@click.option("--sequence", type=click.IntRange(min=1), help="devices that share a sequence; default: the fewest")
+@click.option(
+    "--sequence", type=click.IntRange(min=1), help="devices that share a sequence; default: what the planner prefers"
+)
 @click.option("--tensor", type=click.IntRange(1, 2), default=1, show_default=True, help="devices that divide the heads")
 @click.option("--remat", help="what the backward pass computes again; default: what the planner takes")
 @click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="override a recipe field; dotted")

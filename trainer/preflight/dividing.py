@@ -1,11 +1,14 @@
 """How a batch is divided over devices: exactly, or with the rows that cost least. Importable without JAX.
 
 Where devices do not divide the batch, rows without an instance fill it up. Devices that share sequences make fewer and
-shorter rows of it, and exchange keys and values for that; which of the two loses less is reckoned here, from published
-figures: products at the peak, one link, and of the exchange as much waited for as in the worst program compiled so far.
+shorter rows of it, and exchange keys and values for that; which of the two loses less is reckoned here: products and
+links at their published peaks, with what sharing costs and how long the links are waited for as in the compiled plans.
 """
 
+import math
+
 from trainer.hardware import DeviceType
+from trainer.params import param_count
 from trainer.plan import rows_per_device, sequence_factors
 from trainer.preflight.model_flops import model_flops
 from trainer.recipe import Recipe
@@ -13,9 +16,11 @@ from trainer.recipe import Recipe
 TILE = 128  # tokens, the least of trainer.flash_blocks
 EXCHANGES = 3  # gathered in the forward pass and again in the backward pass, and their gradients scattered
 WAITED = (
-    0.3  # of the exchange; the rest is behind work. In the plans of one slice with whole heads 0.04 to 0.29 (overlap)
+    0.2  # of what is sent; the rest is behind work. Compiled plans with whole heads: 0.04 to 0.36, most 0.13 to 0.25
 )
-SHARED_ON_CPU = 0.2  # more per row: a full layer of a shared sequence computes the hidden half of its scores as well
+SHARED = 0.03  # more work for each halving of a sequence. Compiled plans: by 2 0.03 to 0.07, by 4 0.05 to 0.09
+SHARED_ON_CPU = 0.2  # a full layer of a shared sequence computes the hidden half of its scores as well
+GRADIENT_BYTES = 4  # of a parameter: float32 is what is scattered
 
 
 def factors(recipe: Recipe, kind: DeviceType, slices: int) -> list[int]:
@@ -37,32 +42,42 @@ def divides(recipe: Recipe, kind: DeviceType, slices: int) -> bool:
     return any(_is_exact(recipe, kind, slices, n) for n in _possible(recipe, kind, slices))
 
 
-def step_seconds(recipe: Recipe, kind: DeviceType, slices: int, sequence: int, recomputed: float = 0.0) -> float:
-    """Of a step, relative to the other numbers for the same slices alone: seconds at the peak, on a TPU. `recomputed` is
-    the share of the forward pass, a third of the products, that the backward pass does again."""
+def step_seconds(
+    recipe: Recipe, kind: DeviceType, slices: int, sequence: int, recomputed: float = 0.0, passes: int = 1
+) -> float:
+    """Of a step, relative to the other ways for the same slices alone: seconds at the peak, on a TPU. `recomputed` is
+    the share of the forward pass, a third of the products, that the backward pass does again; each of the `passes`
+    gathers the weights twice and scatters their gradients."""
     rows = rows_per_device(recipe.global_batch, kind.devices * slices // sequence)
     instance = model_flops(recipe) / recipe.global_batch / (kind.peak_flops_per_device or 1.0) * (1 + recomputed / 3)
-    if sequence == 1:
-        return rows * instance
-    if kind.link_bytes_per_second is None:
-        return rows * instance / sequence * (1 + SHARED_ON_CPU)
-    return rows * (instance / sequence + exchange_seconds(recipe, kind, sequence))
+    work = rows * instance / sequence
+    if kind.links_bytes_per_second is None:
+        return work * (1 + SHARED_ON_CPU * (sequence > 1))
+    work *= 1 + SHARED * math.log2(sequence)
+    weights = param_count(recipe.model) * (2 * _width(recipe) + GRADIENT_BYTES) / kind.links_bytes_per_second
+    return work + WAITED * (passes * weights + rows * exchange_seconds(recipe, kind, sequence))
 
 
 def exchange_seconds(recipe: Recipe, kind: DeviceType, sequence: int) -> float:
-    """Waiting for what one of the devices that share an instance receives of keys and values, over one link."""
+    """What one of the devices that share an instance receives of keys and values, alone, at the peak of its links."""
+    if sequence == 1:
+        return 0.0
     model, length = recipe.model, recipe.sequence_length
     chunk, most = length // (2 * sequence), length - length // sequence
     positions = 0
     for layer in range(model.n_layers):
         window = model.window(layer)
         positions += 2 * window if 0 < window <= chunk else most
-    width = 2 if recipe.compute_dtype == "bfloat16" else 4
-    received = EXCHANGES * positions * 2 * model.n_kv_heads * model.head_dim * width
+    received = EXCHANGES * positions * 2 * model.n_kv_heads * model.head_dim * _width(recipe)
     within_a_chip = kind.chips and sequence <= kind.devices // kind.chips
-    rate = kind.die_link_bytes_per_second if within_a_chip else kind.link_bytes_per_second
+    rate = kind.die_link_bytes_per_second if within_a_chip else kind.links_bytes_per_second
     assert rate is not None
-    return WAITED * received / rate
+    return received / rate
+
+
+def _width(recipe: Recipe) -> int:
+    """Bytes of a gathered weight, or of a key."""
+    return 2 if recipe.compute_dtype == "bfloat16" else 4
 
 
 def _possible(recipe: Recipe, kind: DeviceType, slices: int) -> list[int]:

@@ -30,7 +30,7 @@ INTRODUCTION = """# Plans of OLMo 3 7B, compiled
 
 Written by `make plans` from `trainer/preflight/plans.json`; do not edit. Each row is the step that trains, compiled for that
 slice by libtpu on a machine without a TPU. Nothing here was measured on hardware: [planning.md](planning.md) says what the
-columns mean and how to compile other plans.
+columns mean and how to compile other plans. Steps and tokens/s are without waiting for the links, which the lists below the tables say.
 """
 
 
@@ -61,7 +61,7 @@ def _rows(entry: Entry) -> list[Row]:
 
 
 def best(entry: Entry) -> Row | None:
-    """The row of the plan that is taken."""
+    """The row of the plan that is taken (choice.choose), or compared where heads are divided."""
     return min((row for row in _rows(entry) if row.fits), key=lambda row: row.seconds, default=None)
 
 

@@ -57,8 +57,8 @@ class Row:
     def fits(self) -> bool:
         return self.verdict == "fits"
 
-    def is_for(self, plan: Plan) -> bool:
-        """Whether it is of this plan; the recipe is another matter."""
+    def is_for(self, plan: "Plan | Row") -> bool:
+        """Whether it is of this plan, or that row's; the recipe is another matter."""
         names = ("device_type", "slices", "sequence", "tensor", "micro_batch", "accumulation", "remat")
         return all(getattr(self, name) == getattr(plan, name) for name in names)
 
