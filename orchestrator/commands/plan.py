@@ -100,7 +100,8 @@ def _show(rows: Sequence["PlanRow"], recipe: "Recipe", steps: int, file: Path, l
             click.echo(f"! {_name(row)}: {row.warning}")
     if any(row.step_seconds_estimate is not None for row in rows):
         click.echo(
-            f"STEP and what follows from it: estimates, cycles of the compiled program ÷ {REACHED:.2f}; none was measured."
+            f"STEP and what follows from it: estimates, cycles of the compiled program ÷ {REACHED:.2f}, "
+            "or with its waiting for the links where that is more; none was measured."
         )
     unknown = [row for row in rows if row.source == "estimated"]
     if unknown:
