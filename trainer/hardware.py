@@ -36,8 +36,9 @@ class DeviceType:
     devices: int
     hbm_gib_per_device: float | None  # None: not bounded by an accelerator's memory
     peak_flops_per_device: float | None  # dense bf16 FLOP/s; None: no meaningful figure, so no MFU
-    link_bytes_per_second: float | None  # one link between neighbouring chips, one direction; None: there are none
-    links_bytes_per_second: float | None  # all links of a chip together, one direction, by its devices
+    links_bytes_per_second: (
+        float | None
+    )  # all links of a chip together, one direction, by its devices; None: there are none
     die_link_bytes_per_second: float | None  # between the devices of a chip; None: a chip is one device
     gke_accelerator: str | None  # node label cloud.google.com/gke-tpu-accelerator
     gke_topology: str | None  # node label cloud.google.com/gke-tpu-topology
@@ -154,7 +155,6 @@ def _cpu(name: str, rest: str) -> DeviceType:
         devices=devices,
         hbm_gib_per_device=None,
         peak_flops_per_device=None,
-        link_bytes_per_second=None,
         links_bytes_per_second=None,
         die_link_bytes_per_second=None,
         gke_accelerator=None,
@@ -179,7 +179,6 @@ def _tpu(generation: _Generation, shape: tuple[int, ...]) -> DeviceType:
         devices=chips * generation.devices_per_chip,
         hbm_gib_per_device=generation.hbm_gib,
         peak_flops_per_device=generation.peak_flops,
-        link_bytes_per_second=generation.link,
         links_bytes_per_second=2 * generation.dims * generation.link / generation.devices_per_chip,
         die_link_bytes_per_second=DIES * generation.link if generation.devices_per_chip > 1 else None,
         gke_accelerator=generation.accelerator,

@@ -12,6 +12,7 @@ from tests.lab.components import unshare
 from tests.lab.lab import Lab
 from tests.lab.queues import install_queue
 from tests.support.lab_objects import wait
+from tests.support.workers import common_folder
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,10 +32,7 @@ def namespaces() -> None:
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for what the pods of all these tests' labs have in common: compiled programs."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"  # one for all workers
-    folder.mkdir(exist_ok=True)
-    return folder
+    return common_folder(tmp_path_factory, "shared")
 
 
 @pytest.fixture(scope="session")

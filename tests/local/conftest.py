@@ -1,6 +1,5 @@
 """What the tests of real trainers share: one corpus, one compile cache."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.gang import Run, write_corpus
+from tests.support.workers import common_folder
 
 
 @pytest.fixture(scope="session")
@@ -17,10 +17,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compile-cache"  # one for all workers
-    folder.mkdir(exist_ok=True)
-    return folder
+    return common_folder(tmp_path_factory, "compile-cache")
 
 
 @pytest.fixture

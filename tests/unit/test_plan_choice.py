@@ -17,7 +17,6 @@ from trainer.preflight import document, table
 from trainer.preflight.choice import candidates, choose
 from trainer.preflight.dividing import WAITED, factors, step_seconds
 from trainer.preflight.document import best
-from trainer.preflight.fill import _replaces
 from trainer.preflight.ladder import LADDER
 from trainer.preflight.memory import GIB, MemoryModel, base, fit, point, shape_of, unit
 from trainer.preflight.policies import POLICIES
@@ -116,10 +115,12 @@ def test_another_compiler_s_count_is_not_kept_beside_a_new_one() -> None:
     """The fastest is taken, and two compilers do not count alike."""
     old = row(1, NONE.name, 60.0, floor=1.0)
     new = replace(row(2, NONE.name, 80.0), versions={"libtpu": "2"})
-    assert _replaces(new, old) and _replaces(replace(new, micro_batch=1, accumulation=4), old)
+    for one in (new, replace(new, micro_batch=1, accumulation=4)):
+        assert table.added([old], one) == [one]
     for beside in (replace(old, versions=new.versions), replace(old, verdict="out of memory"), replace(old, tensor=2)):
-        assert not _replaces(new, beside)
-    assert not _replaces(replace(new, verdict="out of memory"), old)
+        assert table.added([beside], new) == [beside, new]
+    refused = replace(new, verdict="out of memory")
+    assert table.added([old], refused) == [old, refused]
 
 
 def test_the_state_is_divided_over_the_devices_that_hold_it_once() -> None:
@@ -285,6 +286,8 @@ def test_days_and_chip_hours_follow_from_the_cycles(monkeypatch: pytest.MonkeyPa
     rungs = [Rung(i, make_plan(SEVEN_B, name), name.split("-")[0], 0.0) for i, name in enumerate(names)]
     large, small, other = plan_table(rungs, SEVEN_B, 1000)
     assert small.step_seconds_estimate == pytest.approx(2.0 / REACHED)
+    waits = {0: replace(known[0], waiting_seconds=1.0)}
+    assert plan_table([rungs[0]], SEVEN_B, 1000, waits)[0].step_seconds_estimate == pytest.approx(3.0)
     assert small.tokens_per_second == pytest.approx(512 * 8192 / (2.0 / REACHED))
     assert small.days == pytest.approx(1000 * 2.0 / REACHED / 86400)
     assert small.chip_hours == pytest.approx(1000 * 2.0 / REACHED / 3600 * 64)

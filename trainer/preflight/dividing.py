@@ -8,19 +8,16 @@ links at their published peaks, with what sharing costs and how long the links a
 import math
 
 from trainer.hardware import DeviceType
-from trainer.params import param_count
 from trainer.plan import rows_per_device, sequence_factors
+from trainer.preflight.memory import GRADIENT_BYTES, shape_of
 from trainer.preflight.model_flops import model_flops
 from trainer.recipe import Recipe
 
 TILE = 128  # tokens, the least of trainer.flash_blocks
 EXCHANGES = 3  # gathered in the forward pass and again in the backward pass, and their gradients scattered
-WAITED = (
-    0.2  # of what is sent; the rest is behind work. Compiled plans with whole heads: 0.04 to 0.36, most 0.13 to 0.25
-)
+WAITED = 0.2  # of what is sent; the rest is behind work. Compiled plans with whole heads: 0.04 to 0.36, half below 0.17
 SHARED = 0.03  # more work for each halving of a sequence. Compiled plans: by 2 0.03 to 0.07, by 4 0.05 to 0.09
 SHARED_ON_CPU = 0.2  # a full layer of a shared sequence computes the hidden half of its scores as well
-GRADIENT_BYTES = 4  # of a parameter: float32 is what is scattered
 
 
 def factors(recipe: Recipe, kind: DeviceType, slices: int) -> list[int]:
@@ -54,7 +51,8 @@ def step_seconds(
     if kind.links_bytes_per_second is None:
         return work * (1 + SHARED_ON_CPU * (sequence > 1))
     work *= 1 + SHARED * math.log2(sequence)
-    weights = param_count(recipe.model) * (2 * _width(recipe) + GRADIENT_BYTES) / kind.links_bytes_per_second
+    shape = shape_of(recipe)
+    weights = shape.parameters * (2 * shape.bytes + GRADIENT_BYTES) / kind.links_bytes_per_second
     return work + WAITED * (passes * weights + rows * exchange_seconds(recipe, kind, sequence))
 
 
@@ -68,16 +66,11 @@ def exchange_seconds(recipe: Recipe, kind: DeviceType, sequence: int) -> float:
     for layer in range(model.n_layers):
         window = model.window(layer)
         positions += 2 * window if 0 < window <= chunk else most
-    received = EXCHANGES * positions * 2 * model.n_kv_heads * model.head_dim * _width(recipe)
+    received = EXCHANGES * positions * 2 * model.n_kv_heads * model.head_dim * shape_of(recipe).bytes
     within_a_chip = kind.chips and sequence <= kind.devices // kind.chips
     rate = kind.die_link_bytes_per_second if within_a_chip else kind.links_bytes_per_second
     assert rate is not None
     return received / rate
-
-
-def _width(recipe: Recipe) -> int:
-    """Bytes of a gathered weight, or of a key."""
-    return 2 if recipe.compute_dtype == "bfloat16" else 4
 
 
 def _possible(recipe: Recipe, kind: DeviceType, slices: int) -> list[int]:

@@ -41,7 +41,7 @@ def main(only: tuple[str, ...], again: bool, as_list: bool, only_document: bool)
             if as_list:
                 break
             row = table.row_of(recipe, preflight(recipe, plan))
-            table.write(table.FILE, [*(r for r in table.read(table.FILE) if not _replaces(row, r)), row])
+            table.write(table.FILE, table.added(table.read(table.FILE), row))
             table.rows.cache_clear()
             table.memory_model.cache_clear()
             peak = "?" if row.peak_gib is None else f"{row.peak_gib:.2f}"
@@ -51,15 +51,6 @@ def main(only: tuple[str, ...], again: bool, as_list: bool, only_document: bool)
             if row.fits:
                 break
     (root / "docs" / "plans.md").write_text(document.markdown())
-
-
-def _replaces(new: table.Row, old: table.Row) -> bool:
-    """Whether `old` has no place beside `new`: it is of the same plan, or another compiler's count for the same slices,
-    which would be compared with this one's where the fastest plan is taken."""
-    names = ("key", "device_type", "slices", "tensor")
-    if any(getattr(new, name) != getattr(old, name) for name in names):
-        return False
-    return new.is_for(old) or (new.fits and old.fits and new.versions != old.versions)
 
 
 def _wanted(entry: Entry, recipe: Recipe, again: bool) -> Iterator[Plan]:
