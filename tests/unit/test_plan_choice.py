@@ -84,6 +84,16 @@ def test_the_links_are_reckoned_as_the_compiled_programs_wait_for_them() -> None
     assert median(waited) == pytest.approx(WAITED, abs=0.05)
 
 
+def test_a_pass_sends_what_the_compiled_passes_send() -> None:
+    """Weights and their gradients; nothing else is sent where sequences are whole."""
+    rows = [r for r in table.of_recipe(SEVEN_B) if r.fits and (r.sequence, r.tensor, r.slices) == (1, 1, 1)]
+    assert len(rows) > 5
+    for found in rows:
+        assert found.communication_seconds is not None
+        one, two = (step_seconds(SEVEN_B, device_type(found.device_type), 1, 1, passes=n) for n in (1, 2))
+        assert (two - one) / WAITED == pytest.approx(found.communication_seconds / found.accumulation, rel=0.1)
+
+
 def test_what_was_reckoned_is_not_far_from_what_was_compiled() -> None:
     """Of slices that were compiled in two ways that fit, waiting included: which is faster, and by how much.
 
