@@ -1,5 +1,6 @@
 """The parameters of OLMo 3: name, shape, axes, initialiser and foreign names of each, in one place. Importable without JAX."""
 
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from trainer.recipe import Model
@@ -56,6 +57,7 @@ def param_specs(model: Model) -> dict[str, ParamSpec]:
     }
 
 
+@lru_cache
 def param_count(model: Model) -> int:
     """Number of parameters, padding rows included."""
     total = 0

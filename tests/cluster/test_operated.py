@@ -50,16 +50,16 @@ def quota(lab: Lab, api: Api) -> Iterator[None]:
 def test_apply_train_done(lab: Lab, keeper: OperatorProcess) -> None:
     ladder = [{"deviceType": "tpu7x-2x2x2"}]  # two processes on each of two hosts
     # The command that a run has by default, and at its own pace.
-    run = AppliedRun.apply(lab, "plain", target=20, checkpoint=EVERY, ladder=ladder, command=None)
+    run = AppliedRun.apply(lab, "plain", target=10, checkpoint=EVERY, ladder=ladder, command=None)
     run.wait_for("condition=Succeeded")
     run.wait_for("condition=Finished", 5)
     run.wait_for("condition=Ready", 5)
     assert run.word == "Completed"
-    assert run.status["committedStep"] == run.status["step"] == 20
+    assert run.status["committedStep"] == run.status["step"] == 10
     assert run.status["observedGeneration"] == run.object["metadata"]["generation"]
     listed = kubectl(lab, "get", "trun", "plain").splitlines()
     assert listed[0].split() == ["NAME", "STATUS", "STEP", "TARGET", "PLAN", "ATTEMPT", "AGE"]
-    assert listed[1].split()[:6] == ["plain", "Completed", "20", "20", "tpu7x-2x2x2", "1"]
+    assert listed[1].split()[:6] == ["plain", "Completed", "10", "10", "tpu7x-2x2x2", "1"]
     assert run.endings() == [(1, 1, "completed", False)]
     run.verified()
     reasons = [event["reason"] for event in run.events]
@@ -68,7 +68,7 @@ def test_apply_train_done(lab: Lab, keeper: OperatorProcess) -> None:
 
 
 def test_preempted_and_admitted_again_in_its_place(lab: Lab, api: Api, keeper: OperatorProcess, tmp_path: Path) -> None:
-    run = AppliedRun.apply(lab, "preempted", target=45, checkpoint=EVERY)
+    run = AppliedRun.apply(lab, "preempted", target=30, checkpoint=EVERY)
     run.until_step(5)
     (owner,) = run.jobsets
     place = run.workload(owner)
@@ -122,7 +122,7 @@ def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorPro
 
 
 def test_another_generation_by_changing_only_the_device_type(lab: Lab, keeper: OperatorProcess) -> None:
-    run = AppliedRun.apply(lab, "moved", target=60, checkpoint=EVERY, ladder=[{"deviceType": LOWER}])
+    run = AppliedRun.apply(lab, "moved", target=40, checkpoint=EVERY, ladder=[{"deviceType": LOWER}])
     run.until_step(5)
     run.patch(ladder=[{"deviceType": UPPER}])
     run.wait_for("condition=Succeeded")
@@ -136,7 +136,7 @@ def test_another_generation_by_changing_only_the_device_type(lab: Lab, keeper: O
 
 
 def test_a_killed_host_costs_no_place_in_the_queue(lab: Lab, api: Api, keeper: OperatorProcess) -> None:
-    run = AppliedRun.apply(lab, "hosts", target=40, checkpoint=EVERY)
+    run = AppliedRun.apply(lab, "hosts", target=24, checkpoint=EVERY)
     run.until_step(5)
     (owner,) = run.jobsets
     place = run.workload(owner)

@@ -23,7 +23,7 @@ from trainer.errors import ExitCode
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 UPPER, LOWER = "v5p-2x2x2", "tpu7x-1x1x1"
 OUTAGE_SECONDS = 30.0
-EVERY = {"everySteps": 2}
+EVERY = {"everySteps": 3}
 SLOWLY = [{"name": PACE, "value": "1"}]  # seconds a step, for minutes
 
 
@@ -42,7 +42,7 @@ def test_without_an_api_server_nothing_is_decided_and_training_goes_on(
     lab: Lab, keeper: OperatorProcess, how: str
 ) -> None:
     run = AppliedRun.apply(lab, f"outage-{how}", target=100_000, checkpoint=EVERY, env=SLOWLY)
-    run.until_step(2)
+    run.until_step(3)
     (owner,) = run.jobsets
     pods = {pod["metadata"]["uid"] for pod in run.pods}
     (server,) = (pid for pid, name in running(lab.folder).items() if name == "kube-apiserver")
@@ -62,7 +62,7 @@ def test_without_an_api_server_nothing_is_decided_and_training_goes_on(
             os.kill(server, signal.SIGCONT)
     run.until("the truth is known again", lambda: run.word in ("Training", "Saving"), 60)
     step = run.committed
-    run.until_step(step + 2)
+    run.until_step(step + 3)
     (again,) = run.jobsets
     assert again["metadata"]["uid"] == owner["metadata"]["uid"]
     assert {pod["metadata"]["uid"] for pod in run.pods} == pods
@@ -76,7 +76,7 @@ def test_what_is_left_on_a_host_that_is_cut_off_can_never_commit_again(
     # Their peers must not take them for dead while they are stopped: they have to wake up and go on.
     patient = {"step": "600s", "start": "600s", "heartbeat": "600s"}
     run = AppliedRun.apply(lab, "cut-off", target=100_000, checkpoint=EVERY, env=SLOWLY, gracePeriod="3s", hang=patient)
-    run.until_step(2)
+    run.until_step(3)
     nodes = sorted({pod["spec"]["nodeName"] for pod in run.pods})
     old = trainers(lab, "cut-off-a1")
     try:

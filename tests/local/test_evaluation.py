@@ -59,7 +59,7 @@ def test_sets_and_tasks_in_the_loop_are_the_same_on_any_devices(new_run: Callabl
     part = run.folder / f"evaluating/1.1/8/task-{TASK}.json"
     part.parent.mkdir(parents=True)
     part.write_text(json.dumps({"metrics": {METRIC: 7.0}, "metric": "acc", "seconds": 1.0}))
-    run.train("cpu-8", 12, evaluate_every=4, evaluation=evaluation(documents))  # two processes of four devices
+    run.train("cpu-4", 12, evaluate_every=4, evaluation=evaluation(documents))  # two processes of two devices
     again = read(run.folder / "eval/1.1/8.json")
     assert again["by"] == "2.1"
     assert again["metrics"][METRIC] == 7.0

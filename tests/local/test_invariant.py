@@ -16,7 +16,7 @@ LAYOUT = {"commit_every": 20, "evaluate_every": 100}
 LAYOUTS = [
     (20, "cpu-8", 2, 2),
     (100, "cpu-2", 1, 4),
-    (120, "cpu-4", 4, 2),
+    (120, "cpu-4", 2, 2),
     (STEPS, "cpu-8", 1, 1),
 ]
 

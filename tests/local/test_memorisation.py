@@ -57,7 +57,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(folder: Path, text: Path, cache: Path, program: tuple[str, ...]) -> Run:
     run = Run.new(folder, text, cache, recipe(), optimised=True)
     spec = run.submit(
-        "cpu-1", STEPS, commit_every=EVERY, evaluate_every=EVERY, held_out_same_text=True, progress_seconds=5
+        "cpu-1",
+        STEPS,
+        micro_batch=BATCH,
+        commit_every=EVERY,
+        evaluate_every=EVERY,
+        held_out_same_text=True,
+        progress_seconds=5,
     )
     gang = run.launch(spec, program=program)
     assert gang.wait(240) == [0], gang.logs()

@@ -62,7 +62,7 @@ def test_an_attempt_that_waits_for_its_turn_compiles_meanwhile(new_run: Callable
     run = new_run("run", cache=tmp_path / "cache")
     run.train("cpu-2", 4, **PATIENT)
     before = run.head()
-    gang = run.launch(run.submit("cpu-8", 8, turn=False, hang_start_seconds=280))
+    gang = run.launch(run.submit("cpu-4", 8, turn=False, hang_start_seconds=280))
     until(lambda: len(list(run.cache.glob("jit_train_step-*"))) == 2, gang, 300)
     assert run.head() == before
     run.rundir().swap_to_attempt(run.attempt)

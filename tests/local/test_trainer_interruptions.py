@@ -25,11 +25,11 @@ def test_interrupted_equals_uninterrupted(new_run: Callable[..., Run], tmp_path:
     cache = tmp_path / "cache"
     explain = {rank: {"JAX_EXPLAIN_CACHE_MISSES": "1"} for rank in (0, 1)}
     reference = new_run("reference", cache=cache)
-    cold = reference.launch(reference.submit("cpu-8", TARGET), changes=explain)
+    cold = reference.launch(reference.submit("cpu-4", TARGET), changes=explain)
     assert cold.wait() == [0, 0], cold.logs()
 
     run = new_run("run", cache=cache)
-    spec = run.submit("cpu-8", TARGET, log_seconds=0.1)
+    spec = run.submit("cpu-4", TARGET, log_seconds=0.1)
     first = run.launch(spec, changes=explain)
     until(lambda: run.committed_step() >= 8, first)
     first.signal(signal.SIGTERM, 1)
@@ -137,7 +137,7 @@ def test_an_old_start_that_wakes_up_is_fenced(new_run: Callable[..., Run]) -> No
 @pytest.mark.timeout(300)
 def test_a_mixed_gang_trains_nothing(new_run: Callable[..., Run]) -> None:
     run = new_run()
-    spec = run.submit("cpu-8", 4)
+    spec = run.submit("cpu-4", 4)
     gang = run.launch(spec, changes={1: {"UNTILDONE_NONCE": "of-another-attempt"}})
     assert gang.wait() == [79, 79], gang.logs()
     assert run.head().start == 0
@@ -148,7 +148,7 @@ def test_a_mixed_gang_trains_nothing(new_run: Callable[..., Run]) -> None:
 def test_the_watchdog_ends_a_hang_with_stacks(new_run: Callable[..., Run]) -> None:
     """One of two processes is stopped; the other sits in a collective, says where, and ends."""
     run = new_run()
-    gang = run.launch(run.submit("cpu-8", 100_000, hang_step_seconds=4, heartbeat_timeout_seconds=100))
+    gang = run.launch(run.submit("cpu-4", 100_000, hang_step_seconds=4, heartbeat_timeout_seconds=100))
     until(lambda: run.committed_step() >= 4, gang)
     gang.signal(signal.SIGSTOP, 1)
     assert gang.members[0].process.wait(40) == 77, gang.logs()

@@ -47,13 +47,13 @@ def steps_in(trace: Path) -> list[int]:
 def test_profiles_show_the_steps_and_change_nothing(new_run: Callable[..., Run]) -> None:
     """Two processes, a trace of each; a commit falls into it, collection comes after it, and the run is verified."""
     reference = new_run("reference")
-    reference.train("cpu-8", TARGET)
+    reference.train("cpu-4", TARGET)
 
     run = new_run("run")
     ask(run, "profile-a", at=7, steps=3, everybody=True)
     ask(run, "profile-b", kind="dump")
     ask(run, "profile-c", at=TARGET, steps=5)  # the target cuts it short
-    run.train("cpu-8", TARGET, keep={"last": 1, "min_age_seconds": 0})
+    run.train("cpu-4", TARGET, keep={"last": 1, "min_age_seconds": 0})
 
     first = asked(run, "profile-a")
     assert first.done is not None

@@ -30,10 +30,10 @@ def steps(run: Run) -> list[int]:
 def test_commits_on_request_change_nothing_else(new_run: Callable[..., Run]) -> None:
     """Two processes; two requests at once, then one more, then one that a crash leaves without an answer."""
     reference = new_run("reference")
-    reference.train("cpu-8", TARGET, commit_every=RARELY)
+    reference.train("cpu-4", TARGET, commit_every=RARELY)
 
     run = new_run("run")
-    spec = run.submit("cpu-8", TARGET, commit_every=RARELY, progress_seconds=0.05)
+    spec = run.submit("cpu-4", TARGET, commit_every=RARELY, progress_seconds=0.05)
     first = run.launch(spec, program=COMMAND[1:])  # slowly: there is much to ask before it is done
     until(lambda: (run.progress().get("step") or 0) >= 2, first)
     for name in ("a", "b"):

@@ -35,9 +35,9 @@ def convert(*arguments: object, expect: int = 0) -> str:
 
 @pytest.mark.timeout(300)
 def test_a_commit_becomes_hugging_face_s_and_begins_another_run(new_run: Callable[..., Run], tmp_path: Path) -> None:
-    """Two processes with four devices each wrote the commit, so that every matrix lies there in eight pieces."""
+    """Two processes with two devices each wrote the commit, so that every matrix lies there in four pieces."""
     parent, child = new_run("parent"), new_run("child")
-    parent.train("cpu-8", 8)
+    parent.train("cpu-4", 8)
     assert convert(f"{parent.folder}@4", tmp_path / "hf", "--to", "hf").startswith("25 tensors")
     commit = next(record for record in parent.lineage() if record.ref.step == 4)
     source = open_source(f"{parent.folder}@4")

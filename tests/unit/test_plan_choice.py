@@ -13,7 +13,7 @@ from orchestrator.planning import Rung, make_plan
 from trainer.errors import ConfigurationError
 from trainer.hardware import device_type
 from trainer.plan import Plan, rows_per_device
-from trainer.preflight import document, table
+from trainer.preflight import choice, document, table
 from trainer.preflight.choice import candidates, choose
 from trainer.preflight.dividing import WAITED, factors, step_seconds
 from trainer.preflight.document import best
@@ -292,6 +292,7 @@ def test_days_and_chip_hours_follow_from_the_cycles(monkeypatch: pytest.MonkeyPa
     known = (row(2, NONE.name, 80.0, floor=2.0), row(1, NONE.name, 45.0, "tpu7x-4x8x8", floor=0.5))
     monkeypatch.setattr(table, "rows", lambda: known)
     monkeypatch.setattr(table, "memory_model", lambda: table.fitted(known))
+    monkeypatch.setattr(choice, "_committed_choice", choice._committed_choice.__wrapped__)  # other rows are remembered
     names = ("tpu7x-4x8x8", "tpu7x-4x4x4", "v5p-4x4x8")
     rungs = [Rung(i, make_plan(SEVEN_B, name), name.split("-")[0], 0.0) for i, name in enumerate(names)]
     large, small, other = plan_table(rungs, SEVEN_B, 1000)

@@ -5,6 +5,7 @@ What has been compiled is known; where nothing has, the memory model decides, wi
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Literal
 
@@ -75,6 +76,16 @@ def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[ta
     The fastest that is known to fit. Before anything has been compiled for this slice: the best that should.
     Raises ConfigurationError when the batch must divide and does not (`refuse_inexact`), or none fits.
     """
+    return _committed_choice(recipe, kind, slices) if known is None else _choose(recipe, kind, slices, known)
+
+
+@lru_cache(maxsize=1024)
+def _committed_choice(recipe: Recipe, kind: DeviceType, slices: int) -> Choice:
+    """By the committed rows. Remembered: an operator asks for each rung whenever it looks at a run."""
+    return _choose(recipe, kind, slices, None)
+
+
+def _choose(recipe: Recipe, kind: DeviceType, slices: int, known: Sequence[table.Row] | None) -> Choice:
     refuse_inexact(recipe, kind, slices)
     assert kind.hbm_gib_per_device is not None
     compiled = table.of_recipe(recipe, known)
