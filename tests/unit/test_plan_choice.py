@@ -5,6 +5,7 @@ from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import get_args
+from unittest.mock import Mock
 
 import pytest
 
@@ -306,3 +307,12 @@ def test_days_and_chip_hours_follow_from_the_cycles(monkeypatch: pytest.MonkeyPa
     assert (large.source, other.source, other.days) == ("compiled", "estimated", None)
     compiled = replace(known[0], device_type="v5p-4x4x8", peak_gib=70.0)
     assert plan_table(rungs, SEVEN_B, 1000, {2: compiled})[2].source == "compiled"
+
+
+def test_what_an_operator_asks_at_every_look_is_reckoned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reckoned = Mock(wraps=choice.candidates)
+    monkeypatch.setattr(choice, "candidates", reckoned)
+    recipe = SEVEN_B.model_copy(update={"name": "asked for twice"})  # no other test has asked for it
+    plans = [make_plan(recipe.model_copy(), "tpu7x-4x4x8") for _ in range(3)]
+    assert reckoned.call_count == 1
+    assert plans == [plans[0]] * 3
