@@ -13,7 +13,7 @@ from tests.lab.api import Api, Object, is_true
 from tests.lab.lab import Lab
 from tests.lab.queues import install_queue
 from tests.support.lab_objects import started, wait
-from tests.support.lab_runs import LabRun
+from tests.support.lab_runs import PACED, LabRun
 from tests.support.operated import rival
 from trainer.rundir.records import CommitRecord, Request
 
@@ -97,7 +97,7 @@ def test_a_killed_pod_restarts_the_gang_and_it_resumes_exactly(
 ) -> None:
     """From the commit that was asked for a moment before: there was no other."""
     run = new_run("killed")
-    run.create(run.submit(SLICE, TARGET, commit_every=1000))
+    run.create(run.submit(SLICE, TARGET, program=PACED, commit_every=1000))
     run.rundir().request("now", Request(kind="commit", attempt=1, reason="a test", time=time.time()))
     done = until(run, "the commit that was asked for", lambda: run.rundir().read_answer("now"))
     assert done.start == 1
@@ -120,7 +120,7 @@ def test_a_preempted_run_commits_and_resumes_exactly_when_it_is_admitted_again(
     api: Api, new_run: Callable[[str], LabRun], calm: Calm, tmp_path: Path
 ) -> None:
     run = new_run("preempted")
-    owner = run.create(run.submit(SLICE, TARGET))
+    owner = run.create(run.submit(SLICE, TARGET, program=PACED))
     until(run, "a commit", run.committed_step)
     above = rival("above", "high", tmp_path / "above", SLICE)
     above["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = QUEUE

@@ -30,6 +30,7 @@ from tests.lab.containers import SHARED
 from tests.lab.lab import Lab
 from tests.support.gang import ROOT, one_layer_recipe, write_corpus
 from tests.support.gcs_server import create_bucket
+from tests.support.paced_trainer import COMMAND
 from trainer.freezing import freeze
 from trainer.recipe import Recipe
 from trainer.rundir.records import AttemptSpec, CommitRecord, Head, Program, StepLine
@@ -39,6 +40,7 @@ from trainer.settings import Settings
 BUCKET, DATA = "runs", "gs://runs/corpus"
 COMPILED = f"{SHARED}/compiled"  # compile cache of all pods
 PROGRAM = Program(image="lab", command=("python", "-m", "trainer", "train"))  # this machine's
+PACED = PROGRAM.model_copy(update={"command": COMMAND})  # half a second a step, for who wants to interrupt it
 
 
 @contextlib.contextmanager
@@ -117,7 +119,9 @@ class LabRun:
         }
         return Settings.model_validate(given)
 
-    def submit(self, device: str, target: int, slices: int = 1, **settings: Any) -> AttemptSpec:
+    def submit(
+        self, device: str, target: int, slices: int = 1, program: Program = PROGRAM, **settings: Any
+    ) -> AttemptSpec:
         """The next attempt: spec.json, then HEAD. Trains only once its JobSet is created."""
         self.attempt += 1
         spec = AttemptSpec(
@@ -127,7 +131,7 @@ class LabRun:
             plan=make_plan(self.recipe, device, slices),
             settings=self.settings(target, **settings),
             image=PROGRAM.image,
-            program=PROGRAM,
+            program=program,
             submitted_by="a test",
         )
         rundir = self.rundir()
