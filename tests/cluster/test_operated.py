@@ -68,7 +68,7 @@ def test_apply_train_done(lab: Lab, keeper: OperatorProcess) -> None:
 
 
 def test_preempted_and_admitted_again_in_its_place(lab: Lab, api: Api, keeper: OperatorProcess, tmp_path: Path) -> None:
-    run = AppliedRun.apply(lab, "preempted", target=30, checkpoint=EVERY)
+    run = AppliedRun.apply(lab, "preempted", target=40, checkpoint=EVERY)
     run.until_step(5)
     (owner,) = run.jobsets
     place = run.workload(owner)
@@ -122,7 +122,7 @@ def test_capacity_shrinks_and_comes_back(lab: Lab, api: Api, keeper: OperatorPro
 
 
 def test_another_generation_by_changing_only_the_device_type(lab: Lab, keeper: OperatorProcess) -> None:
-    run = AppliedRun.apply(lab, "moved", target=40, checkpoint=EVERY, ladder=[{"deviceType": LOWER}])
+    run = AppliedRun.apply(lab, "moved", target=60, checkpoint=EVERY, ladder=[{"deviceType": LOWER}])
     run.until_step(5)
     run.patch(ladder=[{"deviceType": UPPER}])
     run.wait_for("condition=Succeeded")

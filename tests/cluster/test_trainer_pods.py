@@ -15,6 +15,7 @@ from tests.lab.queues import install_queue
 from tests.support.lab_objects import started, wait
 from tests.support.lab_runs import PACED, LabRun
 from tests.support.operated import rival
+from tests.support.paced_trainer import PACE
 from trainer.rundir.records import CommitRecord, Request
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -120,7 +121,7 @@ def test_a_preempted_run_commits_and_resumes_exactly_when_it_is_admitted_again(
     api: Api, new_run: Callable[[str], LabRun], calm: Calm, tmp_path: Path
 ) -> None:
     run = new_run("preempted")
-    owner = run.create(run.submit(SLICE, TARGET, program=PACED))
+    owner = run.create(run.submit(SLICE, TARGET, program=PACED), env={PACE: "1"})
     until(run, "a commit", run.committed_step)
     above = rival("above", "high", tmp_path / "above", SLICE)
     above["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = QUEUE
@@ -146,14 +147,21 @@ def test_a_preempted_run_commits_and_resumes_exactly_when_it_is_admitted_again(
     api.delete(f"{run.jobsets}/above")
 
 
-def test_only_the_device_type_changes_and_the_run_goes_on(calm: Calm) -> None:
+def test_only_the_device_type_changes_and_the_run_goes_on(lab: Lab, calm: Calm) -> None:
+    """Also when a host with two of the four processes loses both."""
     run = calm.run
-    run.create(run.submit(OTHER, TARGET + 4))
-    ended(run)
+    run.create(run.submit(OTHER, TARGET + 12, program=PACED))
+    until(run, "a commit of its own", lambda: run.committed_step() > TARGET)
+    victim = max(pod["metadata"]["name"] for pod in run.pods())
+    assert faults.command(lab.ports["nodes"], "kill_pod", pod=victim) == 2
+    assert ended(run)["status"]["restarts"] == 1
     record = run.rundir().read_start(2, 1)
     assert record is not None
     assert (record.processes, record.devices, record.plan.accumulation * record.plan.micro_batch) == (4, 16, 1)
     assert record.restored == calm.last.ref
-    assert run.committed_step() == TARGET + 4
+    again = run.rundir().read_start(2, 2)
+    assert again is not None
+    assert again.restored is not None and again.restored.step > TARGET
+    assert run.committed_step() == TARGET + 12
     assert run.numbers()[:TARGET] == calm.numbers
     proven(run)

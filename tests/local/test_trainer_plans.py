@@ -42,7 +42,7 @@ def test_resize_keeps_every_batch_and_every_restored_bit(new_run: Callable[..., 
     checkpoints = Checkpoints()
     for record in run.lineage():
         state = checkpoints.restore(
-            run.rundir().path(record.checkpoint), abstract_state(run.recipe, mesh_of(jax.devices()[:4]))
+            run.rundir().path(record.checkpoint), abstract_state(run.recipe, mesh_of(jax.devices()))
         )
         assert state_digest_numpy(state) == record.digest
 

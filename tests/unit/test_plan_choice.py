@@ -310,9 +310,12 @@ def test_days_and_chip_hours_follow_from_the_cycles(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_an_operator_asks_at_every_look_is_reckoned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of runs that differ in what no plan depends on."""
+    choice._committed_choice.cache_clear()
     reckoned = Mock(wraps=choice.candidates)
     monkeypatch.setattr(choice, "candidates", reckoned)
-    recipe = SEVEN_B.model_copy(update={"name": "asked for twice"})  # no other test has asked for it
-    plans = [make_plan(recipe.model_copy(), "tpu7x-4x4x8") for _ in range(3)]
+    files = {"data": SEVEN_B.data.model_copy(update={"files": SEVEN_B.data.files * 2})}
+    recipes = [SEVEN_B, SEVEN_B.model_copy(), SEVEN_B.model_copy(update={"name": "another", **files})]
+    plans = [make_plan(recipe, "tpu7x-4x4x8") for recipe in recipes]
     assert reckoned.call_count == 1
     assert plans == [plans[0]] * 3

@@ -76,7 +76,11 @@ def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[ta
     The fastest that is known to fit. Before anything has been compiled for this slice: the best that should.
     Raises ConfigurationError when the batch must divide and does not (`refuse_inexact`), or none fits.
     """
-    return _committed_choice(recipe, kind, slices) if known is None else _choose(recipe, kind, slices, known)
+    if known is not None:
+        return _choose(recipe, kind, slices, known)
+    # Of the corpus only how it is masked counts. Its files, thousands, would be hashed at every call, and kept.
+    corpus = recipe.data.model_copy(update={"files": recipe.data.files[:1], "held_out": (), "omitted_files": ()})
+    return _committed_choice(recipe.model_copy(update={"name": "", "data": corpus}), kind, slices)
 
 
 @lru_cache(maxsize=1024)
