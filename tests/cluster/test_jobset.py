@@ -407,4 +407,5 @@ def test_an_outage_is_unknown_and_everything_is_right_afterwards(gangs: Gangs) -
     assert view.gangs[0].uid == up.uid and keys(view.gangs[0]) == [("e0.r0", False)]
     assert view.gangs[0].admissions[0].pod_uids == up.admissions[0].pod_uids
     gangs.until_view("rights are known again", "outage", lambda v: v.gangs, 30)
+    gangs.lab.restart_controllers()
     gangs.remove("outage")

@@ -154,6 +154,7 @@ def test_the_api_server_comes_back_with_everything(lab: Lab, api: Api, tmp_path:
     status = api.get(f"{PODS}/steady")["status"]["containerStatuses"][0]
     assert status["state"]["terminated"]["exitCode"] == 143
     api.delete(f"{PODS}/steady")
+    lab.restart_controllers()
 
 
 def test_warnings_of_termination_and_maintenance_come_and_go(lab: Lab, api: Api) -> None:

@@ -33,6 +33,7 @@ def keeper(lab: Lab, api: Api, tmp_path: Path) -> Iterator[OperatorProcess]:
     install_queue(api, {UPPER: 16, LOWER: 1})
     with operator(lab, tmp_path / "operator", ["default"]) as one:
         yield one
+        lab.restart_controllers()
         clean(lab)
     install_queue(api, {UPPER: 8, LOWER: 1})
 

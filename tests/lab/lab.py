@@ -145,6 +145,16 @@ class Lab:
         """Stop these programs and wait until they are gone."""
         _kill([pid for pid, name in running(self.folder).items() if name in names], how)
 
+    def restart_controllers(self) -> None:
+        """Kubernetes' controllers, JobSet and Kueue anew, for whoever comes after a test that killed the API server.
+
+        Once it is back one of them may, seldom, follow a watch of pods that gives nothing more: JobSet refused pods whose
+        leader it did not see for as long as one looked (9 min), the garbage collector did not see what was deleted.
+        """
+        names = ("kube-controller-manager", "jobset", "kueue")
+        self.stop_processes(*names)
+        self.start_processes(*names)
+
     def wait_ready(self, *names: str) -> None:
         """Until each answers. LabError when one dies or takes too long."""
         for name in names:
