@@ -36,9 +36,7 @@ class DeviceType:
     devices: int
     hbm_gib_per_device: float | None  # None: not bounded by an accelerator's memory
     peak_flops_per_device: float | None  # dense bf16 FLOP/s; None: no meaningful figure, so no MFU
-    links_bytes_per_second: (
-        float | None
-    )  # all links of a chip together, one direction, by its devices; None: there are none
+    links_bytes_per_second: float | None  # a device's share of all its chip's links, one direction; None: no links
     die_link_bytes_per_second: float | None  # between the devices of a chip; None: a chip is one device
     gke_accelerator: str | None  # node label cloud.google.com/gke-tpu-accelerator
     gke_topology: str | None  # node label cloud.google.com/gke-tpu-topology

@@ -5,7 +5,8 @@ rows. A layer's weights are gathered when it runs, its gradients are summed and 
 sequences of their rows (trainer.sequence), that is another axis of the mesh; parameters are cut over both. Matrices have
 sides that are powers of two times little: where the number of devices is not one, what is odd of it is an axis of
 replicas, over which a parameter is cut only if it happens to divide. Slices are replicas too (trainer.plan.replicas
-says when): between them is a network tens of times slower than a slice's own, which carries sums of gradients that are scattered already, and no weights.
+says when): between them is a network tens of times slower than a slice's own, which carries sums of gradients that are
+scattered already, and no weights.
 """
 
 import math

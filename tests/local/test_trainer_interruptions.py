@@ -12,7 +12,6 @@ from tests.support.gang import Run, until
 from tests.support.paced_trainer import COMMAND, PACE
 
 TARGET = 28
-PACE_OF_STORY = {PACE: "0.1"}  # that it cannot run ahead of who looks
 MISSED = "PERSISTENT COMPILATION CACHE MISS for 'jit_train_step'"
 
 
@@ -33,8 +32,9 @@ def test_interrupted_equals_uninterrupted(new_run: Callable[..., Run], tmp_path:
 
     run = new_run("run", cache=cache)
     spec = run.submit("cpu-4", TARGET, log_seconds=0.1)
-    paced = partial(run.launch, spec, program=COMMAND[1:])
-    first = paced(changes={rank: {**explain[rank], **PACE_OF_STORY} for rank in (0, 1)})
+    slowly = {rank: {**explain[rank], PACE: "0.1"} for rank in (0, 1)}  # that it cannot run ahead of who looks
+    paced = partial(run.launch, spec, program=COMMAND[1:], changes=slowly)
+    first = paced()
     until(lambda: run.committed_step() >= 8, first)
     first.signal(signal.SIGTERM, 1)
     assert first.wait() == [75, 75], first.logs()
@@ -46,7 +46,7 @@ def test_interrupted_equals_uninterrupted(new_run: Callable[..., Run], tmp_path:
     assert run.exit(1, 1)["code"] == 75
     assert f"step {preempted_at} is committed" in run.exit(1, 1)["reason"]
 
-    second = paced(changes=dict.fromkeys((0, 1), PACE_OF_STORY))
+    second = paced()
     until(lambda: run.committed_step() >= preempted_at + 4, second)
     second.signal(signal.SIGKILL, 1)
     codes = second.wait()
@@ -54,7 +54,7 @@ def test_interrupted_equals_uninterrupted(new_run: Callable[..., Run], tmp_path:
     assert codes[0] == -signal.SIGABRT, f"the peer of a killed process must end by itself: {codes}\n{second.logs()}"
     assert run.head().start == 2
 
-    third = paced(restart_attempt=1, changes=dict.fromkeys((0, 1), PACE_OF_STORY))
+    third = paced(restart_attempt=1)
     saved = run.committed_step()
     until(lambda: run.committed_step() > saved and newest_save(run), third, every=0.001)
     third.signal(signal.SIGKILL)

@@ -319,3 +319,25 @@ def test_what_an_operator_asks_at_every_look_is_reckoned_once(monkeypatch: pytes
     plans = [make_plan(recipe, "tpu7x-4x4x8") for recipe in recipes]
     assert reckoned.call_count == 1
     assert plans == [plans[0]] * 3
+
+
+DIFFERENCES = {
+    "global_batch": 1024,
+    "sequence_length": 4096,
+    "compute_dtype": "float32",
+    "reduction": "invariant",
+}
+
+
+def test_what_is_remembered_is_what_would_be_reckoned() -> None:
+    """For recipes that differ in one thing each, asked for one after the other."""
+    recipes = [
+        SEVEN_B,
+        *(SEVEN_B.model_copy(update={name: value}) for name, value in DIFFERENCES.items()),
+        SEVEN_B.model_copy(update={"data": SEVEN_B.data.model_copy(update={"mask_documents": True})}),
+        SEVEN_B.model_copy(update={"model": SEVEN_B.model.model_copy(update={"n_layers": 8})}),
+    ]
+    for kind in map(device_type, ("tpu7x-4x4x8", "v5p-4x4x8")):
+        chosen = [choose(recipe, kind) for recipe in recipes]
+        assert chosen == [choose(recipe, kind, 1, table.rows()) for recipe in recipes]
+        assert len({(c.plan, c.peak_gib, c.source) for c in chosen}) == len(recipes), "one of them changes nothing"

@@ -77,7 +77,7 @@ def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[ta
     Raises ConfigurationError when the batch must divide and does not (`refuse_inexact`), or none fits.
     """
     if known is not None:
-        return _choose(recipe, kind, slices, known)
+        return _choose(recipe, kind, slices, known, table.fitted(known))
     # Of the corpus only how it is masked counts. Its files, thousands, would be hashed at every call, and kept.
     corpus = recipe.data.model_copy(update={"files": recipe.data.files[:1], "held_out": (), "omitted_files": ()})
     return _committed_choice(recipe.model_copy(update={"name": "", "data": corpus}), kind, slices)
@@ -86,14 +86,13 @@ def choose(recipe: Recipe, kind: DeviceType, slices: int = 1, known: Sequence[ta
 @lru_cache(maxsize=1024)
 def _committed_choice(recipe: Recipe, kind: DeviceType, slices: int) -> Choice:
     """By the committed rows. Remembered: an operator asks for each rung whenever it looks at a run."""
-    return _choose(recipe, kind, slices, None)
+    return _choose(recipe, kind, slices, table.rows(), table.memory_model())
 
 
-def _choose(recipe: Recipe, kind: DeviceType, slices: int, known: Sequence[table.Row] | None) -> Choice:
+def _choose(recipe: Recipe, kind: DeviceType, slices: int, known: Sequence[table.Row], model: MemoryModel) -> Choice:
     refuse_inexact(recipe, kind, slices)
     assert kind.hbm_gib_per_device is not None
     compiled = table.of_recipe(recipe, known)
-    model = table.memory_model() if known is None else table.fitted(known)
     tried = list(candidates(recipe, kind, slices, model))
     rows = {c.plan: next((r for r in compiled if r.is_for(c.plan)), None) for c in tried}
     fitting = [(row, plan) for plan, row in rows.items() if row is not None and row.fits]
