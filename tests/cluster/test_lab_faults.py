@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.lab import faults
-from tests.lab.api import Api, Object, condition, is_true
+from tests.lab.api import STRATEGIC, Api, Object, condition, is_true
 from tests.lab.lab import Lab
 from tests.lab.queues import install_queue
 from tests.support.lab_objects import (
+    DEPLOYMENTS,
     JOBSETS,
     PODS,
     TPU,
@@ -118,7 +119,7 @@ def test_a_deployments_container_is_restarted(lab: Lab, api: Api, tmp_path: Path
     spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
     metadata = {"name": "restarted", "namespace": "default"}
     api.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
-    path = "/apis/apps/v1/namespaces/default/deployments/restarted"
+    path = f"{DEPLOYMENTS}/restarted"
     wait("a restart", lambda: [p for p in api.items(PODS, labelSelector="app=restarted") if _restarts(p) == 1])
     wait("available", lambda: is_true(api.get(path), "Available"))
     api.delete(path)
@@ -155,6 +156,19 @@ def test_the_api_server_comes_back_with_everything(lab: Lab, api: Api, tmp_path:
     assert status["state"]["terminated"]["exitCode"] == 143
     api.delete(f"{PODS}/steady")
     lab.restart_controllers()
+
+
+def test_a_node_called_not_ready_by_mistake_says_that_it_is(lab: Lab, api: Api) -> None:
+    path = "/api/v1/nodes/tpu7x-2x2x2-1-0"
+
+    def called_unreachable() -> bool:
+        return any(t["key"] == "node.kubernetes.io/unreachable" for t in api.get(path)["spec"].get("taints") or [])
+
+    unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "by mistake"}
+    api.patch(f"{path}/status", {"status": {"conditions": [unknown]}}, STRATEGIC)
+    wait("the taint goes", lambda: not called_unreachable() and is_true(api.get(path), "Ready"), 20)
+    time.sleep(2)
+    assert not called_unreachable()
 
 
 def test_warnings_of_termination_and_maintenance_come_and_go(lab: Lab, api: Api) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import urllib3
 
-from tests.lab.api import Api, ApiError, Object
-from tests.lab.components import NOT_READY_AFTER_SECONDS
+from tests.lab.api import Api, ApiError, Object, is_true
 from tests.lab.containers import Sandbox
 from tests.lab.faults import COMMANDS
 from tests.lab.logs import serve_logs
@@ -143,22 +142,26 @@ class Agent:
         return ended and (not deleted or pod["metadata"].get("deletionGracePeriodSeconds") == 0)
 
     def _beat(self) -> None:
-        """Heartbeats of the nodes that have them; a node that was not heard for a while says that it is ready again.
+        """Heartbeats of the nodes that have them; who is called not ready all the same says that it is, as a kubelet does.
 
-        Also after a call that merely took long: its node was called not ready meanwhile, and only it can take that back.
+        The node controller calls nodes not ready that it did not hear, be it that it could not hear, as for a while after
+        an outage of the API server. Only the nodes take that back.
         """
-        heard = dict.fromkeys(self.nodes, time.monotonic())
         while True:
-            for node in self.nodes.values():
-                if not (node.beats.is_set() and node.reachable.is_set()):
-                    continue
+            beating = [n for n in self.nodes.values() if n.beats.is_set() and n.reachable.is_set()]
+            for node in beating:
                 try:
                     heartbeat(self.api, node)
-                    if time.monotonic() - heard[node.name] > NOT_READY_AFTER_SECONDS / 2:
-                        report_ready(self.api, node, self.ports["kubelet"])
-                    heard[node.name] = time.monotonic()
                 except (ApiError, urllib3.exceptions.HTTPError) as error:
                     log.warning("%s: %s", node.name, error)
+            try:
+                called = {n["metadata"]["name"]: n for n in self.api.items("/api/v1/nodes")}
+                for node in beating:
+                    if node.name in called and not is_true(called[node.name], "Ready"):
+                        report_ready(self.api, node, self.ports["kubelet"])
+                        self.wake(node)  # its pods were called unready with it
+            except (ApiError, urllib3.exceptions.HTTPError) as error:
+                log.warning("nodes: %s", error)
             time.sleep(HEARTBEAT_SECONDS)
 
     def _write_hosts(self) -> None:

@@ -148,8 +148,8 @@ class Lab:
     def restart_controllers(self) -> None:
         """Kubernetes' controllers, JobSet and Kueue anew, for whoever comes after a test that killed the API server.
 
-        Once it is back one of them may, seldom, follow a watch of pods that gives nothing more: JobSet refused pods whose
-        leader it did not see for as long as one looked (9 min), the garbage collector did not see what was deleted.
+        Once it is back their informers wait before they ask again, after several outages in a row for up to a minute.
+        Meanwhile nodes are called unreachable, pods refused and deletions overlooked.
         """
         names = ("kube-controller-manager", "jobset", "kueue")
         self.stop_processes(*names)

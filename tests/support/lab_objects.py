@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import faults
-from tests.lab.api import Api, ApiError, Object
+from tests.lab.api import Api, ApiError, Object, is_true
 from tests.lab.lab import Lab
 
 JOBSETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
+DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2/namespaces/default/workloads"
 PODS = "/api/v1/namespaces/default/pods"
 COLLECTED_SECONDS = 15.0  # within which pods usually follow their JobSet
@@ -123,15 +124,16 @@ def phase(api: Api, name: str) -> str:
 
 
 def delete_all(lab: Lab) -> None:
-    """Nothing of a test is left, however it ended: no fault, no JobSet and no pod in the namespace default.
+    """Nothing of a test is left, however it ended: no fault, no JobSet, no Deployment and no pod in the namespace default.
 
     Pods are deleted with their JobSets, and once more by themselves: when the API server has been away, Kubernetes'
     garbage collector may not see for minutes, or ever, that they have no owner. Those that do not go fail this test
     alone: they are told with what is known of them, and taken away by force.
     """
     api = lab.api
-    for owner in api.items(JOBSETS):
-        api.delete(f"{JOBSETS}/{owner['metadata']['name']}")
+    for kind in (JOBSETS, DEPLOYMENTS):
+        for owner in api.items(kind):
+            api.delete(f"{kind}/{owner['metadata']['name']}")
     faults.command(lab.ports["nodes"], "repair")
     deadline, next_try = time.monotonic() + 90, time.monotonic() + COLLECTED_SECONDS
     for pod in api.items(PODS):
@@ -152,3 +154,4 @@ def delete_all(lab: Lab) -> None:
             for path in paths:
                 api.delete(path)
         time.sleep(0.1)
+    wait("every node is ready again", lambda: all(is_true(node, "Ready") for node in api.items("/api/v1/nodes")))
