@@ -247,9 +247,7 @@ def main() -> int:
             run = demo.begin("demo")
             demo.wait_for("the first step", lambda s: s.phase == "Training")
             demo.screen.say("beside it begins the reference, which nobody disturbs")
-            # It commits every step, so that each commit of the other can be compared with it.
-            checkpoint = {**demo.document["spec"]["checkpoint"], "everySteps": 1}
-            reference = demo.begin("reference", checkpoint=checkpoint, evaluation={})
+            reference = demo.begin("reference", evaluation={})
             demo.interrupt(run)
             demo.finish()
             demo.screen.doing("")
