@@ -26,14 +26,14 @@ format: env  ## rewrite files in the project's format
 	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
 
 test-fast: env  ## unit tests: no processes, no cluster, no large programs
-	@$(RUN) -m pytest tests/unit -q -n 2 -m "not slow"
+	@$(RUN) -m pytest tests/unit -q -n 2 --dist loadfile -m "not slow"
 
 test-cluster: env  ## on a real Kubernetes control plane (the first time builds it: about 12 minutes)
 	@$(RUN) -m tests.lab.build > /dev/null
 	@$(RUN) -m pytest tests/cluster -q $(BY_FILE) --durations=20
 
 test: env check  ## everything: checks, unit tests, real processes, a real Kubernetes control plane
-	@$(RUN) -m pytest tests/unit -q -n 2
+	@$(RUN) -m pytest tests/unit -q -n 2 --dist loadfile
 	@$(RUN) -m tests.lab.build > /dev/null
 	@$(RUN) -m pytest tests/local -q $(BY_FILE) --durations=15
 	@$(MAKE) --no-print-directory test-cluster
