@@ -55,7 +55,11 @@ class Watched:
 
 @contextmanager
 def mortal_operators(lab: Lab, folder: Path, count: int, seed: int) -> Iterator[list[int]]:
-    """`count` operators of which one is killed again and again, at random moments; gives the list of kills so far."""
+    """`count` operators of which one is killed again and again, at random moments; gives the list of kills so far.
+
+    After KILLS of them more seldom: the run has to end, and on a slow machine operators that live for seconds are dead
+    before they have looked.
+    """
     crew = [OperatorProcess(lab, folder, ["default"], f"operator-{n}", lease=False) for n in range(count)]
     kills: list[int] = []
     ended = threading.Event()
@@ -64,7 +68,7 @@ def mortal_operators(lab: Lab, folder: Path, count: int, seed: int) -> Iterator[
         one.start()
 
     def kill() -> None:
-        while not ended.wait(dice.uniform(0.5, 4.0)):
+        while not ended.wait(dice.uniform(0.5, 4.0) * (1 if len(kills) < KILLS else 4)):
             victim = dice.randrange(count)
             crew[victim].stop(signal.SIGKILL)
             kills.append(victim)
@@ -118,7 +122,7 @@ def test_fifty_deaths_of_two_operators(lab: Lab, api: Api, tmp_path: Path) -> No
         step = run.committed
         run.until_step(step + 5, 180)
         run.until(f"{KILLS} deaths", lambda: len(kills) >= KILLS, 240)
-        run.patch(targetStep=run.committed + 30)
+        run.patch(targetStep=run.committed + 40)
         run.wait_for("condition=Succeeded", 240)
     assert len(kills) >= KILLS
     doubled = {name: uids for name, uids in watched.uids.items() if len(uids) > 1}
