@@ -29,6 +29,7 @@ POOLS = {"v5p-2x2x2": 2, "tpu7x-1x1x1": 1}
 UPPER, LOWER = "v5p-2x2x2", "tpu7x-1x1x1"
 QUOTA = {UPPER: 8, LOWER: 1}  # chips: one slice of each generation
 PATIENCE = 240.0  # seconds until something that must happen counts as broken
+PATIENCE_AT_THE_END = 900.0  # the same, for a hundred steps on a slow machine
 NAMESPACE, RUN = "demo", "demo"
 RUNS = f"/apis/untildone.dev/v1alpha1/namespaces/{NAMESPACE}/trainingruns"
 JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"
@@ -63,7 +64,7 @@ class Demo:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=PATIENCE,
+            timeout=PATIENCE_AT_THE_END + 10,
         )
         shown = done.stdout.rstrip().splitlines()
         print("\n".join(shown[:lines] + (["…"] if len(shown) > lines else [])), flush=True)
@@ -167,9 +168,8 @@ def play(demo: Demo) -> None:
     demo.until("it trains again", lambda: demo.training(beyond=demo.committed()))
 
     demo.say("until it is done")
-    demo.show(
-        "kubectl", "wait", "--for=condition=Succeeded", f"trun/{RUN}", "-n", NAMESPACE, f"--timeout={PATIENCE:.0f}s"
-    )
+    at_most = f"--timeout={PATIENCE_AT_THE_END:.0f}s"
+    demo.show("kubectl", "wait", "--for=condition=Succeeded", f"trun/{RUN}", "-n", NAMESPACE, at_most)
     demo.turn()
     demo.show("kubectl", "describe", "trun", RUN, "-n", NAMESPACE, lines=120)
     demo.show("untildone", "verify", "gs://demo/runs/demo", lines=60)
