@@ -4,7 +4,7 @@
 .PHONY: help env demo test test-fast test-cluster check format plans bench bench-operator bench-maxtext bench-maxtext-compiled lab lab-demo lab-down manifests lock clean
 
 RUN := .venv/bin/python
-BY_FILE := -n 2 --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder
 export PYTHONUNBUFFERED := 1
 
 help:  ## this list
@@ -30,13 +30,12 @@ test-fast: env  ## unit tests: no processes, no cluster, no large programs
 
 test-cluster: env  ## on a real Kubernetes control plane (the first time builds it: about 12 minutes)
 	@$(RUN) -m tests.lab.build > /dev/null
-	@$(RUN) -m pytest tests/cluster -q $(BY_FILE) --durations=20
+	@$(RUN) -m pytest tests/cluster -q -n 2 $(BY_FILE) --durations=20
 
 test: env check  ## everything: checks, unit tests, real processes, a real Kubernetes control plane
 	@$(RUN) -m pytest tests/unit -q -n 2 --dist loadfile
 	@$(RUN) -m tests.lab.build > /dev/null
-	@$(RUN) -m pytest tests/local -q $(BY_FILE) --durations=15
-	@$(MAKE) --no-print-directory test-cluster
+	@$(RUN) -m pytest tests/local tests/cluster -q -n 3 $(BY_FILE) --durations=20
 
 bench: env  ## the benchmarks that need no peer; each prints a ratio
 	@$(RUN) benchmarks/run.py

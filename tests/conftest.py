@@ -2,8 +2,11 @@
 
 import os
 import signal
+from typing import Any
 
 import pytest
+
+from tests.support.share_out import LabsOfTheFirstTwo
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Programs that run for milliseconds: compiling them was half of the tests' time. A test that counts last digits asks for
@@ -33,3 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """In the order of LONG, then as they were."""
     place = {f"test_{name}": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LabsOfTheFirstTwo | None:
+    """Several workers, file by file: see there."""
+    return LabsOfTheFirstTwo(config, log) if config.getvalue("dist") == "loadfile" else None

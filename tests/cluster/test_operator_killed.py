@@ -68,7 +68,7 @@ def mortal_operators(lab: Lab, folder: Path, count: int, seed: int) -> Iterator[
         one.start()
 
     def kill() -> None:
-        while not ended.wait(dice.uniform(0.5, 4.0) * (1 if len(kills) < KILLS else 4)):
+        while not ended.wait(dice.uniform(0.5, 3.0) * (1 if len(kills) < KILLS else 4)):
             victim = dice.randrange(count)
             crew[victim].stop(signal.SIGKILL)
             kills.append(victim)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gang import Run, until
+from tests.support.gang import Run, one_layer_recipe, until
 from tests.support.paced_trainer import COMMAND, PACE
 
 TARGET = 28
@@ -26,11 +26,11 @@ def test_interrupted_equals_uninterrupted(new_run: Callable[..., Run], tmp_path:
     # The reference compiles everything itself; the interrupted run starts from what the reference left in the cache.
     cache = tmp_path / "cache"
     explain = {rank: {"JAX_EXPLAIN_CACHE_MISSES": "1"} for rank in (0, 1)}
-    reference = new_run("reference", cache=cache)
+    reference = new_run("reference", cache=cache, recipe=one_layer_recipe())
     cold = reference.launch(reference.submit("cpu-4", TARGET), changes=explain)
     assert cold.wait() == [0, 0], cold.logs()
 
-    run = new_run("run", cache=cache)
+    run = new_run("run", cache=cache, recipe=one_layer_recipe())
     spec = run.submit("cpu-4", TARGET, log_seconds=0.1)
     slowly = {rank: {**explain[rank], PACE: "0.1"} for rank in (0, 1)}  # that it cannot run ahead of who looks
     paced = partial(run.launch, spec, program=COMMAND[1:], changes=slowly)

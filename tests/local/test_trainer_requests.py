@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.gang import Run, until
+from tests.support.gang import Run, one_layer_recipe, until
 from tests.support.paced_trainer import COMMAND
 from trainer.rundir.records import Request, RequestDone
 
@@ -29,10 +29,10 @@ def steps(run: Run) -> list[int]:
 @pytest.mark.timeout(400)
 def test_commits_on_request_change_nothing_else(new_run: Callable[..., Run]) -> None:
     """Two processes; two requests at once, then one more, then one that a crash leaves without an answer."""
-    reference = new_run("reference")
+    reference = new_run("reference", recipe=one_layer_recipe())
     reference.train("cpu-4", TARGET, commit_every=RARELY)
 
-    run = new_run("run")
+    run = new_run("run", recipe=one_layer_recipe())
     spec = run.submit("cpu-4", TARGET, commit_every=RARELY, progress_seconds=0.05)
     first = run.launch(spec, program=COMMAND[1:])  # slowly: there is much to ask before it is done
     until(lambda: (run.progress().get("step") or 0) >= 2, first)
