@@ -16,8 +16,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --x
 # A shell starts its background jobs with SIGINT ignored, and so would be all that the tests start and then interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Files that take minutes, the longest first. Two processes share the files of a folder, so that one that began last would
-# run on alone at the end.
+# Files that take minutes, the longest first: one that began last would run on alone at the end.
 LONG = (
     *(
         "invariant",
@@ -25,8 +24,12 @@ LONG = (
         "demo",
         "trainer_interruptions",
         "memorisation",
+        "preflight",
         "trainer_damage",
         "trainer_requests",
+        "start_up",
+        "evaluation",
+        "trainer_profiles",
     ),
     *("operated", "outages", "operator_killed", "daemon", "helm", "trainer_pods", "jobset"),
 )
