@@ -78,7 +78,7 @@ def test_it_trains_a_run_without_an_operator_killed_and_started_again(lab: Lab, 
     run = by_hand(lab, "alone", 25)
     first = Daemon(lab, tmp_path, run)
     try:
-        run.until_step(5, 120)
+        run.until_step(5)
         assert first.end(signal.SIGKILL) == -signal.SIGKILL
         second = Daemon(lab, tmp_path, run, "--json")
         assert second.process.wait(120) == 0, second.told()
@@ -97,7 +97,7 @@ def test_beside_an_operator_exactly_one_acts_and_it_hands_over(lab: Lab, tmp_pat
     run = by_hand(lab, "both", FOR_EVER)
     daemon = Daemon(lab, tmp_path / "daemon", run)
     try:
-        run.until_step(5, 120)
+        run.until_step(5)
         with operator(lab, tmp_path / "operator", ["default"]):
             kubectl(lab, "apply", "-f", "-", stdin=yaml.safe_dump(run.document))
             run.until("somebody else is named", lambda: run.condition("Ready").get("reason") == "OwnedByOther", 60)
@@ -116,7 +116,7 @@ def test_beside_an_operator_exactly_one_acts_and_it_hands_over(lab: Lab, tmp_pat
             owner = rundir(run).owner()
             assert owner is not None and not owner[0].released, "it left, but the run was not its own any more"
             run.patch(targetStep=run.committed + 40)
-            run.wait_for("condition=Succeeded", 120)
+            run.wait_for("condition=Succeeded")
     finally:
         daemon.end()
     # The lower target is another attempt; the daemon's was stopped at a commit, by the operator.
@@ -131,7 +131,7 @@ def test_an_operator_follows_at_once_on_a_daemon_that_leaves_in_order(lab: Lab, 
     daemon = Daemon(lab, tmp_path / "daemon", run)
     try:
         with operator(lab, tmp_path / "operator", ["default"]):
-            run.until_step(5, 120)
+            run.until_step(5)
             kubectl(lab, "apply", "-f", "-", stdin=yaml.safe_dump(run.document))
             run.until("somebody else is named", lambda: run.condition("Ready").get("reason") == "OwnedByOther", 60)
             assert daemon.end() == 130

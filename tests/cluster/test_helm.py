@@ -82,14 +82,13 @@ def test_another_namespace_s_place_is_refused_by_condition(lab: Lab, release: Re
     outside.delete()
 
 
-@pytest.mark.timeout(600)
 def test_a_run_is_trained_with_exactly_the_rights_of_the_chart(lab: Lab, release: Release) -> None:
     run = AppliedRun.apply(lab, "one", 100_000, TEAM, ladder=LADDER, checkpoint={"everySteps": 5})
-    run.until_step(5, 240)
+    run.until_step(5)
     run.patch(env=[{"name": "A_CHANGE", "value": "of the program"}])  # another attempt: the first JobSet is deleted
     run.until("a second attempt", lambda: run.status.get("attempt") == 2)
     run.patch(targetStep=run.committed + 20)
-    run.wait_for("condition=Succeeded", 240)
+    run.wait_for("condition=Succeeded")
     assert run.condition("Ready")["status"] == "True"
 
     # A JobSet that is not ours has the name: it is read, and left alone.
@@ -176,7 +175,7 @@ def test_in_one_namespace_with_the_least_rights(lab: Lab, release: Release) -> N
     answer = release.test()
     assert answer.count(" WARN ") == 6 and "may not list nodes (host failures and maintenance)" in answer, answer
     run = AppliedRun.apply(lab, "small", target=8, namespace=TEAM, ladder=LADDER)
-    run.wait_for("condition=Succeeded", 180)
+    run.wait_for("condition=Succeeded")
     elsewhere = AppliedRun.apply(lab, "elsewhere", namespace="default", queue="never")
     assert not elsewhere.status
     elsewhere.delete()

@@ -145,7 +145,7 @@ def test_a_killed_host_costs_no_place_in_the_queue(lab: Lab, api: Api, keeper: O
     try:
         wait("the host is called not ready", lambda: not ready(api, node))
         faults.command(lab.ports["nodes"], "heal", node=node)  # repaired, as GKE does
-        run.wait_for("condition=Succeeded", 180)
+        run.wait_for("condition=Succeeded")
     finally:
         faults.command(lab.ports["nodes"], "heal", node=node)
     endings = run.endings()

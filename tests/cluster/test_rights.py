@@ -124,6 +124,6 @@ def test_a_missing_right_is_said(lab: Lab, release: Release, case: Case) -> None
         run = AppliedRun.apply(lab, f"r-{case.name}", 8, TEAM, queue="never", ladder=[{"deviceType": DEVICE}])
         try:
             for said in case.said:
-                run.until(f"{said!r} is said", lambda said=said: said in told(release, run, case), 180)
+                run.until(f"{said!r} is said", lambda said=said: said in told(release, run, case))
         finally:
             run.delete()

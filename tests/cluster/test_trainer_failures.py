@@ -14,7 +14,7 @@ from tests.lab.queues import install_queue
 from tests.support.lab_objects import wait
 from tests.support.lab_runs import LabRun
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.cluster
 
 QUEUE = "failing"
 ONE_HOST = "v5p-2x2x1"
@@ -122,7 +122,7 @@ def test_a_failure_before_the_claim_is_in_the_run_directory(
     spec = run.submit(ONE_HOST, 4, data_root="gs://runs/nowhere")
     run.create(spec)
     path = f"{run.jobsets}/{spec.gang}"
-    found = wait("the JobSet ends", lambda: is_true(f := api.get(path), "Failed") and f, 120)
+    found = wait("the JobSet ends", lambda: is_true(f := api.get(path), "Failed") and f, 240)
     assert condition(found, "Failed")["reason"] == "FailJobSetFailurePolicyAction"
     assert not found["status"].get("restarts")
     keys = run.rundir().store.list(f"attempts/{run.attempt}/pods")

@@ -29,11 +29,11 @@ class DemoResult:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoResult:
     out = tmp_path_factory.mktemp("demo") / "out"
     command = [sys.executable, "examples/demo.py", "--out", str(out)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
     return DemoResult(out, process)
 
 
-pytestmark = pytest.mark.timeout(1000)
+pytestmark = pytest.mark.timeout(1900)
 
 
 def test_the_demo_ends_with_every_proof(demo: DemoResult) -> None:

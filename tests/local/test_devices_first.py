@@ -10,7 +10,7 @@ import pytest
 from tests.support.gang import write_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.local, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.local
 
 # In place of prepare_jax: says whether JAX was there already, and ends.
 WATCHED = """

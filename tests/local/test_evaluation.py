@@ -40,7 +40,6 @@ def by_command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
 
 
-@pytest.mark.timeout(400)
 def test_sets_and_tasks_in_the_loop_are_the_same_on_any_devices(new_run: Callable[..., Run], documents: str) -> None:
     run = new_run()
     run.train("cpu-1", 8, evaluate_every=4, evaluation=evaluation(documents))

@@ -4,8 +4,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tests.support.gang import Run, small_recipe
 
 STEPS = 200
@@ -31,7 +29,6 @@ def held_out(run: Run) -> dict[str, float]:
     return {path.stem: json.loads(path.read_text())["loss"] for path in run.folder.glob("eval/*/*.json")}
 
 
-@pytest.mark.timeout(900)
 def test_the_same_bits_on_any_devices(new_run: Callable[..., Run]) -> None:
     """State digests (parameters, moments, skip window), losses, norms and held-out losses of 200 steps."""
     # One device, one instance after the other.

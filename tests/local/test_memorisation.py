@@ -70,7 +70,6 @@ def trained(folder: Path, text: Path, cache: Path, program: tuple[str, ...]) -> 
     return run
 
 
-@pytest.mark.timeout(600)
 def test_a_loader_that_shards_twice_is_heard_and_a_right_one_is_not(
     tmp_path: Path, text: Path, compile_cache: Path
 ) -> None:

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support.gang import ROOT
 
 MEASURE = """
@@ -43,7 +41,6 @@ else:
 """
 
 
-@pytest.mark.timeout(300)
 def test_a_restore_needs_at_most_a_tenth_more_than_the_state(tmp_path: Path) -> None:
     def call(what: str) -> str:
         command = [sys.executable, "-c", MEASURE, str(tmp_path), what]

@@ -8,13 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from orchestrator.clusters.local import LocalCluster
 from trainer.data.byte_tokens import tokenize
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(600)
 
 RUN_YAML = """
 apiVersion: untildone.dev/v1alpha1

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.gang import Gang, Run, small_recipe, until
 
 # Whole compilations, perhaps beside other tests.
@@ -36,7 +34,6 @@ def entry(run: Run) -> Path:
     return found
 
 
-@pytest.mark.timeout(900)
 def test_the_next_start_finds_the_program_and_a_changed_one_does_not(
     new_run: Callable[..., Run], tmp_path: Path
 ) -> None:
@@ -56,7 +53,6 @@ def test_the_next_start_finds_the_program_and_a_changed_one_does_not(
     assert program(new_run("other", cache=cache, recipe=other).train("cpu-2", 4, **PATIENT)) == "compiled"
 
 
-@pytest.mark.timeout(600)
 def test_an_attempt_that_waits_for_its_turn_compiles_meanwhile(new_run: Callable[..., Run], tmp_path: Path) -> None:
     """The gang of the next rung is up before HEAD names its attempt: after the switch it has nothing to compile."""
     run = new_run("run", cache=tmp_path / "cache")
@@ -70,7 +66,6 @@ def test_an_attempt_that_waits_for_its_turn_compiles_meanwhile(new_run: Callable
     assert run.committed_step() == 8
 
 
-@pytest.mark.timeout(400)
 def test_which_error_is_reported_does_not_depend_on_which_came_first(new_run: Callable[..., Run]) -> None:
     """A compilation that fails at once, beside a restore that fails later."""
     run = new_run()

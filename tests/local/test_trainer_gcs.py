@@ -20,7 +20,6 @@ recipe = small_recipe
 """
 
 
-@pytest.mark.timeout(300)
 def test_a_run_in_a_bucket_is_resumed_and_proven(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small.py").write_text(RECIPE)
     with GcsServer() as server:

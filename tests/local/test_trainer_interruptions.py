@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from tests.support.gang import Run, one_layer_recipe, until
 from tests.support.paced_trainer import COMMAND, PACE
 
@@ -20,7 +18,6 @@ def newest_save(run: Run) -> list[Path]:
     return list((run.folder / "checkpoints").glob("*/*orbax-checkpoint-tmp*"))
 
 
-@pytest.mark.timeout(600)
 def test_interrupted_equals_uninterrupted(new_run: Callable[..., Run], tmp_path: Path) -> None:
     """SIGTERM, SIGKILL of one process, SIGKILL of all during a save: two processes, four starts, one result."""
     # The reference compiles everything itself; the interrupted run starts from what the reference left in the cache.
@@ -116,7 +113,6 @@ def test_no_save_is_begun_that_cannot_end_within_the_grace(new_run: Callable[...
     assert "no save begun" in reason or ("is committed" in reason and run.committed_step() == run.exit()["step"])
 
 
-@pytest.mark.timeout(300)
 def test_an_old_start_that_wakes_up_is_fenced(new_run: Callable[..., Run]) -> None:
     """A stopped process is no dead process: what it commits after its successor's claim must change nothing."""
     run = new_run()
@@ -138,7 +134,6 @@ def test_an_old_start_that_wakes_up_is_fenced(new_run: Callable[..., Run]) -> No
     assert run.exit(1, 1)["code"] == 76
 
 
-@pytest.mark.timeout(300)
 def test_a_mixed_gang_trains_nothing(new_run: Callable[..., Run]) -> None:
     run = new_run()
     spec = run.submit("cpu-4", 4)
@@ -148,7 +143,6 @@ def test_a_mixed_gang_trains_nothing(new_run: Callable[..., Run]) -> None:
     assert "nonce" in gang.members[0].text()
 
 
-@pytest.mark.timeout(300)
 def test_the_watchdog_ends_a_hang_with_stacks(new_run: Callable[..., Run]) -> None:
     """One of two processes is stopped; the other sits in a collective, says where, and ends."""
     run = new_run()

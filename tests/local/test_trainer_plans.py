@@ -18,7 +18,6 @@ def trainer(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(180)
 def test_resize_keeps_every_batch_and_every_restored_bit(new_run: Callable[..., Run]) -> None:
     reference = new_run("reference")
     reference.train("cpu-4", 12)
@@ -47,7 +46,6 @@ def test_resize_keeps_every_batch_and_every_restored_bit(new_run: Callable[..., 
         assert state_digest_numpy(state) == record.digest
 
 
-@pytest.mark.timeout(300)
 def test_sequences_can_be_shared_by_devices_for_a_while(new_run: Callable[..., Run]) -> None:
     """By two of one process, then by all four of two processes, which both read every row; then by none."""
     reference = new_run("reference")
@@ -63,7 +61,6 @@ def test_sequences_can_be_shared_by_devices_for_a_while(new_run: Callable[..., R
     same_training(run, reference)
 
 
-@pytest.mark.timeout(300)
 def test_devices_need_not_divide_the_batch(new_run: Callable[..., Run]) -> None:
     """16 instances on twelve devices in three processes, the last of which has none; on three; then on two."""
     reference = new_run("reference")

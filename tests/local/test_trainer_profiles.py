@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from jax.profiler import ProfileData
 
 from orchestrator.verify import verify
@@ -43,7 +42,6 @@ def steps_in(trace: Path) -> list[int]:
     return sorted(found)
 
 
-@pytest.mark.timeout(400)
 def test_profiles_show_the_steps_and_change_nothing(new_run: Callable[..., Run]) -> None:
     """Two processes, a trace of each; a commit falls into it, collection comes after it, and the run is verified."""
     reference = new_run("reference")
@@ -83,7 +81,6 @@ def test_profiles_show_the_steps_and_change_nothing(new_run: Callable[..., Run])
     }  # nobody keeps one
 
 
-@pytest.mark.timeout(300)
 def test_a_signal_asks_for_a_profile(new_run: Callable[..., Run]) -> None:
     run = new_run("run")
     gang = run.launch(run.submit("cpu-2", 100_000, commit_every=100_000, progress_seconds=0.1))
@@ -102,7 +99,6 @@ def test_a_signal_asks_for_a_profile(new_run: Callable[..., Run]) -> None:
     assert "profile on request" in gang.logs()
 
 
-@pytest.mark.timeout(300)
 def test_a_profiler_that_kills_is_not_asked_again(new_run: Callable[..., Run]) -> None:
     run = new_run("run")
     spec = run.submit("cpu-2", 12)

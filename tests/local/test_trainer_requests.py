@@ -4,8 +4,6 @@ import signal
 import time
 from collections.abc import Callable
 
-import pytest
-
 from tests.support.gang import Run, one_layer_recipe, until
 from tests.support.paced_trainer import COMMAND
 from trainer.rundir.records import Request, RequestDone
@@ -26,7 +24,6 @@ def steps(run: Run) -> list[int]:
     return [record.ref.step for record in run.lineage()][::-1]
 
 
-@pytest.mark.timeout(400)
 def test_commits_on_request_change_nothing_else(new_run: Callable[..., Run]) -> None:
     """Two processes; two requests at once, then one more, then one that a crash leaves without an answer."""
     reference = new_run("reference", recipe=one_layer_recipe())
@@ -70,7 +67,6 @@ def test_commits_on_request_change_nothing_else(new_run: Callable[..., Run]) -> 
     assert sorted(set(steps(run))) == steps(run)
 
 
-@pytest.mark.timeout(200)
 def test_a_request_that_comes_with_the_last_step_is_answered_by_the_last_commit(new_run: Callable[..., Run]) -> None:
     """Also by a start that only finds the target committed."""
     run = new_run("run")

@@ -33,7 +33,6 @@ def convert(*arguments: object, expect: int = 0) -> str:
     return done.stdout if expect == 0 else done.stderr
 
 
-@pytest.mark.timeout(300)
 def test_a_commit_becomes_hugging_face_s_and_begins_another_run(new_run: Callable[..., Run], tmp_path: Path) -> None:
     """Two processes with two devices each wrote the commit, so that every matrix lies there in four pieces."""
     parent, child = new_run("parent"), new_run("child")

@@ -17,7 +17,6 @@ installed = importlib.util.find_spec("libtpu") is not None or "TPU_LIBRARY_PATH"
 pytestmark = [
     pytest.mark.local,
     pytest.mark.skipif(not installed, reason="libtpu, the TPU compiler, is not installed: pip install 'jax[tpu]'"),
-    pytest.mark.timeout(900),
 ]
 
 # A product of rows by a gathered weight, and the gradient of that weight, scattered.

@@ -107,7 +107,7 @@ class Gang:
 
     members: list[Member]
 
-    def wait(self, seconds: float = 150) -> list[int]:
+    def wait(self, seconds: float = 300) -> list[int]:
         """Exit codes by rank; on a timeout everything is killed and the test fails with the logs."""
         end = time.monotonic() + seconds
         try:
@@ -239,7 +239,7 @@ class Run:
         self.gangs.append(gang)
         return gang
 
-    def train(self, device: str, target: int, expect: int = 0, seconds: float = 150, **settings: Any) -> Gang:
+    def train(self, device: str, target: int, expect: int = 0, seconds: float = 300, **settings: Any) -> Gang:
         """One attempt from submission to the end of its gang; every process must end with `expect`."""
         gang = self.launch(self.submit(device, target, **settings))
         codes = gang.wait(seconds)
@@ -294,7 +294,7 @@ class Run:
             gang.kill()
 
 
-def until(condition: Callable[[], Any], gang: Gang | None = None, seconds: float = 120, every: float = 0.02) -> None:
+def until(condition: Callable[[], Any], gang: Gang | None = None, seconds: float = 240, every: float = 0.02) -> None:
     """Wait until `condition()`; fails with the gang's logs when the gang ends first or time runs out."""
     end = time.monotonic() + seconds
     while not condition():

@@ -139,25 +139,25 @@ class AppliedRun:
     def patch(self, **spec: Any) -> None:
         kubectl(self.lab, *self._at, "patch", "trun", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
-    def wait_for(self, what: str, seconds: float = 240.0) -> None:
+    def wait_for(self, what: str, seconds: float = 300.0) -> None:
         """`kubectl wait --for=…`; the test fails with everything there is to know when it does not come."""
         done = kubectl(
             self.lab, *self._at, "wait", f"--for={what}", f"trun/{self.name}", f"--timeout={seconds:.0f}s", check=False
         )
         assert "condition met" in done, f"{done}\n{self.story()}"
 
-    def until(self, what: str, look: Callable[[], Any], seconds: float = 180.0) -> Any:
+    def until(self, what: str, look: Callable[[], Any], seconds: float = 300.0) -> Any:
         """What `look` gives once it is true; else the test fails with the run's story."""
         try:
             return wait(what, look, seconds, every=0.4)  # each look asks the API server, and perhaps the bucket
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
-    def until_step(self, step: int, seconds: float = 180.0) -> None:
+    def until_step(self, step: int, seconds: float = 300.0) -> None:
         """Until a commit at or beyond `step` is in HEAD."""
         self.until(f"{self.name} commits step {step}", lambda: self.committed >= step, seconds)
 
-    def until_status(self, word: str, seconds: float = 180.0) -> None:
+    def until_status(self, word: str, seconds: float = 300.0) -> None:
         self.until(f"{self.name} is {word}", lambda: self.word == word, seconds)
 
     @property
