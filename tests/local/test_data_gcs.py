@@ -13,7 +13,7 @@ from tests.unit.test_packing import packed_recipe
 from trainer.data.examples import write_examples
 from trainer.data.held_out import check_held_out
 from trainer.data.loader import Loader
-from trainer.data.mix import Mix
+from trainer.data.mix import KEPT_BYTES, Mix
 from trainer.data.order import BatchOrder, open_order
 from trainer.data.order_table import build_table
 from trainer.data.packing import write_packed
@@ -40,7 +40,12 @@ def bucket(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> object:
     return storage.Client(project="none", credentials=AnonymousCredentials()).bucket("tokens")
 
 
-def test_the_same_corpus_below_a_folder_and_in_a_bucket(bucket: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [0, KEPT_BYTES])
+def test_the_same_corpus_below_a_folder_and_in_a_bucket(
+    bucket: object, tmp_path: Path, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read range by range, as a large one is, and whole."""
+    monkeypatch.setattr("trainer.data.mix.KEPT_BYTES", kept)
     on_disk = frozen(tmp_path)
     for path in tmp_path.iterdir():
         bucket.blob(f"mix/{path.name}").upload_from_filename(path)  # type: ignore[attr-defined]
@@ -61,8 +66,9 @@ def test_the_same_corpus_below_a_folder_and_in_a_bucket(bucket: object, tmp_path
 
 
 def test_every_reading_thread_keeps_its_connection(
-    bucket: object, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    bucket: object, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trainer.data.mix.KEPT_BYTES", 0)
     made = frozen(tmp_path)
     for path in tmp_path.iterdir():
         bucket.blob(f"many/{path.name}").upload_from_filename(path)  # type: ignore[attr-defined]

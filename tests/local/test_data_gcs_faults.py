@@ -3,11 +3,12 @@
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from trainer.data_root import GcsRoot, read_whole
+from trainer.data_root import GcsRoot, KeptRoot, read_whole
 from trainer.errors import ConfigurationError, StorageUnavailable
 
 CONTENT = bytes(range(256)) * 512
@@ -106,6 +107,32 @@ def test_many_threads_over_a_bad_line(bucket: Bucket, monkeypatch: pytest.Monkey
     read_whole(GcsRoot("gs://b/mix"), "f0.bin", memoryview(buffer))
     assert bytes(buffer) == CONTENT
     assert not bucket.faults
+
+
+def test_a_kept_file_is_read_once_by_however_many_threads(bucket: Bucket) -> None:
+    root = KeptRoot(GcsRoot("gs://b/mix"))
+    bucket.faults = ["503", "short"]
+
+    def read(offset: int) -> bytes:
+        root.read_into("f0.bin", offset, memoryview(buffer := bytearray(1000)))
+        return bytes(buffer)
+
+    offsets = range(0, len(CONTENT) - 1000, 997)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(read, offsets)) == [CONTENT[offset : offset + 1000] for offset in offsets]
+    assert bucket.reads == 3
+    with pytest.raises(ConfigurationError, match=r"f0\.bin below gs://b/mix ends before byte \d+: it was changed"):
+        read(len(CONTENT) - 999)
+
+
+def test_what_could_not_be_read_is_not_kept(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.data_root.GCS_RETRY_SECONDS", 0)
+    root, buffer = KeptRoot(GcsRoot("gs://b/mix")), bytearray(1000)
+    bucket.faults = ["503"]
+    with pytest.raises(StorageUnavailable):
+        root.read_into("f0.bin", 0, memoryview(buffer))
+    root.read_into("f0.bin", 0, memoryview(buffer))
+    assert bytes(buffer) == CONTENT[:1000]
 
 
 def test_a_file_that_really_ends_is_no_fault_to_wait_for(bucket: Bucket) -> None:

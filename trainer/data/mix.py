@@ -14,12 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.hashes import U64
-from trainer.data_root import DataRoot, open_root
+from trainer.data_root import DataRoot, GcsRoot, KeptRoot, open_root
 from trainer.errors import ConfigurationError
 from trainer.freezing import check_files
 from trainer.recipe import DTYPE_BYTES, UNTRAINED, Recipe
 
 I32 = npt.NDArray[np.int32]
+KEPT_BYTES = 64 << 20  # a corpus in a bucket up to this size is read once and kept in memory
 
 
 class Mix:
@@ -31,6 +32,8 @@ class Mix:
         self.root = open_root(data_root) if isinstance(data_root, str) else data_root
         self.part = part
         self.files = recipe.data.files if part == "files" else recipe.data.held_out
+        small = sum(file.bytes or 0 for file in self.files) <= KEPT_BYTES
+        self._source = KeptRoot(self.root) if small and isinstance(self.root, GcsRoot) else self.root
         self._starts = list(accumulate((recipe.instances_in(f) for f in self.files), initial=0))
         self._dtype = np.dtype(recipe.data.dtype).newbyteorder("<")
         self.token_bytes = DTYPE_BYTES[recipe.data.dtype]
@@ -67,8 +70,8 @@ class Mix:
         raw = np.empty((len(ids), self.recipe.sequence_length), self._dtype)
         if self._consecutive(ids):
             file, window = self.locate(int(ids[0]))
-            self.root.read_into(self.files[file].path, window * self._instance_bytes, memoryview(raw).cast("B"))
-        elif self.root.read_threads > 2 and len(ids) > 1:
+            self._source.read_into(self.files[file].path, window * self._instance_bytes, memoryview(raw).cast("B"))
+        elif self._source.read_threads > 2 and len(ids) > 1:
             list(self._pool.map(self._read_row, ids.tolist(), raw))
         else:
             for instance, row in zip(ids.tolist(), raw, strict=True):
@@ -87,11 +90,11 @@ class Mix:
 
     def _read_row(self, instance: int, row: npt.NDArray[np.unsignedinteger]) -> None:
         file, window = self.locate(instance)
-        self.root.read_into(self.files[file].path, window * self._instance_bytes, memoryview(row).cast("B"))
+        self._source.read_into(self.files[file].path, window * self._instance_bytes, memoryview(row).cast("B"))
 
     @cached_property
     def _pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self.root.read_threads, thread_name_prefix="mix")
+        return ThreadPoolExecutor(self._source.read_threads, thread_name_prefix="mix")
 
     def _refuse(self, ids: U64, raw: npt.NDArray[np.unsignedinteger]) -> None:
         vocab = self.recipe.model.vocab_size
