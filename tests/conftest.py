@@ -41,6 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LabsOfTheFirstTwo | None:
     """Several workers, file by file: see there."""
     return LabsOfTheFirstTwo(config, log) if config.getvalue("dist") == "loadfile" else None

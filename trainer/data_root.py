@@ -7,7 +7,7 @@ without numpy, because the orchestrator measures files with it too.
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from http import HTTPStatus
@@ -277,37 +277,28 @@ class GcsRoot:
             raise StorageUnavailable(f"{self._words.file} {path} below {self.uri}: {error}") from error
 
 
-class KeptRoot:
-    """Another root, of which a file is read whole when something of it is first wanted, and kept. Thread-safe.
+class KeptFiles:
+    """Files of a root, each read whole when something of it is first wanted, and kept. Thread-safe.
 
     For small files in a bucket: a range read costs a millisecond of CPU, whatever its length.
     """
 
     read_threads = 2  # memory
 
-    def __init__(self, root: DataRoot) -> None:
-        self.uri = root.uri
-        self._root = root
+    def __init__(self, root: DataRoot, sizes: Mapping[str, int]) -> None:
+        """`sizes`: bytes of each file that may be read."""
+        self._root, self._sizes = root, sizes
         self._lock = threading.Lock()
-        self._kept: dict[str, bytearray] = {}
-
-    def files(self) -> dict[str, int]:
-        return self._root.files()
-
-    def size(self, path: str) -> int:
-        return self._root.size(path)
+        self._kept: dict[str, memoryview] = {}
 
     def read_into(self, path: str, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from `offset` on. Raises as `DataRoot.read_into` does for a whole file."""
         with self._lock:  # whoever comes meanwhile wants the same file, or the next of them
             if path not in self._kept:
-                body = bytearray(self._root.size(path))
-                read_whole(self._root, path, memoryview(body))
+                body = memoryview(bytearray(self._sizes[path]))
+                read_whole(self._root, path, body)
                 self._kept[path] = body
-        found = memoryview(self._kept[path])[offset : offset + len(buffer)]
-        if len(found) < len(buffer):
-            self._root.read_into(path, offset, buffer)  # it has the words for a file that ends too early
-        else:
-            buffer[:] = found
+        buffer[:] = self._kept[path][offset : offset + len(buffer)]
 
 
 def _ended(words: Wording, path: str, uri: str, end: int) -> ConfigurationError:

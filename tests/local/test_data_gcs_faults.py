@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from trainer.data_root import GcsRoot, KeptRoot, read_whole
+from trainer.data_root import GcsRoot, KeptFiles, read_whole
 from trainer.errors import ConfigurationError, StorageUnavailable
 
 CONTENT = bytes(range(256)) * 512
@@ -110,7 +110,7 @@ def test_many_threads_over_a_bad_line(bucket: Bucket, monkeypatch: pytest.Monkey
 
 
 def test_a_kept_file_is_read_once_by_however_many_threads(bucket: Bucket) -> None:
-    root = KeptRoot(GcsRoot("gs://b/mix"))
+    root = KeptFiles(GcsRoot("gs://b/mix"), {"f0.bin": len(CONTENT)})
     bucket.faults = ["503", "short"]
 
     def read(offset: int) -> bytes:
@@ -121,13 +121,17 @@ def test_a_kept_file_is_read_once_by_however_many_threads(bucket: Bucket) -> Non
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(read, offsets)) == [CONTENT[offset : offset + 1000] for offset in offsets]
     assert bucket.reads == 3
+
+
+def test_a_kept_file_that_has_become_shorter_is_named(bucket: Bucket) -> None:
+    root = KeptFiles(GcsRoot("gs://b/mix"), {"f0.bin": len(CONTENT) + 1})
     with pytest.raises(ConfigurationError, match=r"f0\.bin below gs://b/mix ends before byte \d+: it was changed"):
-        read(len(CONTENT) - 999)
+        root.read_into("f0.bin", 0, memoryview(bytearray(1000)))
 
 
 def test_what_could_not_be_read_is_not_kept(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainer.data_root.GCS_RETRY_SECONDS", 0)
-    root, buffer = KeptRoot(GcsRoot("gs://b/mix")), bytearray(1000)
+    root, buffer = KeptFiles(GcsRoot("gs://b/mix"), {"f0.bin": len(CONTENT)}), bytearray(1000)
     bucket.faults = ["503"]
     with pytest.raises(StorageUnavailable):
         root.read_into("f0.bin", 0, memoryview(buffer))

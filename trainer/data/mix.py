@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.data.hashes import U64
-from trainer.data_root import DataRoot, GcsRoot, KeptRoot, open_root
+from trainer.data_root import DataRoot, GcsRoot, KeptFiles, open_root
 from trainer.errors import ConfigurationError
 from trainer.freezing import check_files
 from trainer.recipe import DTYPE_BYTES, UNTRAINED, Recipe
@@ -32,8 +32,9 @@ class Mix:
         self.root = open_root(data_root) if isinstance(data_root, str) else data_root
         self.part = part
         self.files = recipe.data.files if part == "files" else recipe.data.held_out
-        small = sum(file.bytes or 0 for file in self.files) <= KEPT_BYTES
-        self._source = KeptRoot(self.root) if small and isinstance(self.root, GcsRoot) else self.root
+        sizes = {file.path: file.bytes or 0 for file in self.files}
+        small = isinstance(self.root, GcsRoot) and sum(sizes.values()) <= KEPT_BYTES
+        self._source = KeptFiles(self.root, sizes) if small else self.root
         self._starts = list(accumulate((recipe.instances_in(f) for f in self.files), initial=0))
         self._dtype = np.dtype(recipe.data.dtype).newbyteorder("<")
         self.token_bytes = DTYPE_BYTES[recipe.data.dtype]
